@@ -1,0 +1,1 @@
+"""Documents to tokenised, packed, verified MDS rows."""

@@ -1,0 +1,247 @@
+"""The packed row, the manifest beside the rows, and the reader: all that training knows of data preparation.
+
+A folder (or URL) of rows:
+
+    index.json  shard.00000.mds ...    MDS shards, two columns a row
+    manifest.json                      what the rows are, see `Manifest`
+    tokenizer/                         the tokenizer's own files: rows are self-contained
+
+A row holds whole documents or pieces of documents, one after the other, never padded:
+
+    tokens   uint16 or uint32 [length]   ids, special tokens included; length <= manifest.row_length
+    lengths  uint32 [documents]          length of each piece; they sum to len(tokens)
+
+`lengths` is the single source of document boundaries; nothing is ever guessed from a separator token.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data_prep.errors import Failure
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer"
+HASH = "xxh64"  # of every shard, in index.json; streaming checks it on download, `verify` always
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TokenizerInfo(_Strict):
+    name: str  # as given on the command line, the last path component only
+    digest: str  # `tokenizer_digest` of tokenizer.json
+    vocabulary: int  # ids are below this
+    special: dict[str, int]  # such as {"[CLS]": 0, "[SEP]": 1}: every special token; never masked, never random
+
+
+class Counts(_Strict):
+    documents: int  # that reached the rows
+    pieces: int  # entries of `lengths`: documents, plus one for every split
+    tokens: int
+    rows: int
+    dropped: dict[str, int]  # reason -> documents
+
+
+class Source(_Strict):
+    digest: str  # sha256 of the file's bytes; no name: it may be a patient's
+    bytes: int
+    documents: int
+
+
+class Manifest(_Strict):
+    """What a folder of rows holds. Counts and digests only: no text, no ids, no file names."""
+
+    format_version: int = FORMAT_VERSION
+    software: str
+    tokenizer: TokenizerInfo
+    row_length: int
+    packing: str
+    split: str | None  # "train", "validation", or None when the build made no split
+    counts: Counts
+    sources: list[Source]
+    seed: int
+    rows_digest: str  # `rows_digest` of index.json
+
+    @property
+    def fill(self) -> float:
+        """Share of the row length that holds tokens, 0 to 1."""
+        return self.counts.tokens / max(1, self.counts.rows * self.row_length)
+
+
+@dataclass(frozen=True)
+class Row:
+    tokens: NDArray[np.unsignedinteger]  # [length]
+    lengths: NDArray[np.uint32]  # [pieces], each > 0, sum == length
+
+    def check(self, row_length: int, vocabulary: int) -> str | None:
+        """What is wrong with the row, or None."""
+        if self.tokens.ndim != 1 or self.lengths.ndim != 1 or not len(self.tokens):
+            return "it is empty or not one-dimensional"
+        if len(self.tokens) > row_length:
+            return f"it holds {len(self.tokens)} tokens, more than the row length {row_length}"
+        if (self.lengths == 0).any() or int(self.lengths.sum(dtype=np.int64)) != len(self.tokens):
+            return "its document lengths do not sum to its tokens"
+        if int(self.tokens.max()) >= vocabulary:
+            return f"it holds an id beyond the vocabulary of {vocabulary}"
+        return None
+
+
+def token_dtype(vocabulary: int) -> str:
+    """uint16 where every id below `vocabulary` fits, else uint32."""
+    return "uint16" if vocabulary <= 1 << 16 else "uint32"
+
+
+def columns(vocabulary: int) -> dict[str, str]:
+    """The MDS columns of a row, for `streaming.MDSWriter`."""
+    return {"tokens": f"ndarray:{token_dtype(vocabulary)}", "lengths": "ndarray:uint32"}
+
+
+def tokenizer_digest(folder: str | Path) -> str:
+    """sha256 of what tokenizer.json means: the same whatever library version wrote the file.
+
+    Padding and truncation are settings of a call, not of the tokenizer; merges are written "a b" by older versions of
+    tokenizers and ["a", "b"] by newer ones.
+    """
+    path = Path(folder) / "tokenizer.json"
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise Failure(f"{folder} has no tokenizer.json: a fast tokenizer is needed") from None
+    except ValueError:
+        raise Failure(f"{path} is not JSON") from None
+    content.pop("padding", None)
+    content.pop("truncation", None)
+    model = content.get("model", {})
+    if isinstance(model.get("merges"), list):
+        model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def rows_digest(index: dict[str, Any]) -> str:
+    """sha256 over the shards' sizes, sample counts and hashes, in order: which rows, in which order."""
+    shards = [[s["samples"], s["raw_data"]["bytes"], s["raw_data"]["hashes"]] for s in index["shards"]]
+    return hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
+
+
+def is_url(location: str | Path) -> bool:
+    return "://" in str(location)
+
+
+class Rows:
+    """Rows of one folder or URL, read by index.
+
+    mosaicml-streaming's `Stream` downloads, checks and decompresses shards into `cache`; its `StreamingDataset`, with its
+    shared memory, its iteration and its resumable state, is not used. Reading has no state but the files in the cache.
+    """
+
+    def __init__(self, location: str | Path, cache: str | Path | None = None) -> None:
+        from streaming.base.stream import Stream  # costs seconds to import; commands that only print must not pay it
+        from streaming.base.world import World
+
+        self.location = str(location)
+        if is_url(location):
+            if cache is None:
+                raise Failure(f"{location} is a URL: it needs a local cache folder")
+            self.folder = Path(cache) / hashlib.sha256(self.location.encode()).hexdigest()[:16]
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        else:
+            self.folder = Path(location)
+            if not (self.folder / "index.json").is_file():
+                reason = "there is no such folder" if not self.folder.is_dir() else "it has no index.json"
+                raise Failure(f"no rows at {location}: {reason}; `python -m data_prep build` makes them")
+        self._stream = Stream(remote=self.location if is_url(location) else None, local=str(self.folder))
+        self._stream.apply_default(
+            {"split": "", "download_retry": 3, "download_timeout": 60, "validate_hash": HASH, "keep_zip": False}
+        )
+        self.manifest = self._read_manifest()
+        index = self._read_index()
+        self._shards = self._stream.get_shards(World.detect(), allow_unsafe_types=False)
+        self.shard_rows = np.array([shard.samples for shard in self._shards], np.int64)
+        self._ends = np.cumsum(self.shard_rows)
+        self._ready = [False] * len(self._shards)
+        if rows_digest(index) != self.manifest.rows_digest or len(self) != self.manifest.counts.rows:
+            raise Failure(
+                f"{location}: index.json is not the one its manifest describes; `python -m data_prep verify` tells more"
+            )
+
+    def _fetch(self, name: str) -> Path:
+        path = self.folder / name
+        if is_url(self.location) and not path.exists():
+            aside = f"{name}.{os.getpid()}.tmp"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self._stream._download_file(name, aside), path)
+        return path
+
+    def _read_manifest(self) -> Manifest:
+        path = self._fetch(MANIFEST)
+        try:
+            return Manifest.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise Failure(f"{self.location} has no {MANIFEST}: it is not a finished build") from None
+        except ValidationError as error:
+            where = ".".join(str(part) for part in error.errors()[0]["loc"]) or "its JSON"
+            raise Failure(f"{self.location}/{MANIFEST} cannot be used: {where} is wrong for this version") from None
+
+    def _read_index(self) -> dict[str, Any]:
+        path = self._fetch("index.json")
+        try:
+            index: dict[str, Any] = json.loads(path.read_bytes())
+            expected = columns(self.manifest.tokenizer.vocabulary)
+            for shard in index["shards"]:
+                for part in (shard["raw_data"], shard["zip_data"] or shard["raw_data"]):
+                    if part["basename"] != os.path.basename(part["basename"]) or part["basename"] in ("", ".", ".."):
+                        raise Failure(f"{self.location}/index.json names a shard outside its folder")
+                if dict(zip(shard["column_names"], shard["column_encodings"], strict=True)) != expected:
+                    raise Failure(f"{self.location}/index.json: its columns are not those of packed rows ({expected})")
+            return index
+        except (ValueError, KeyError, TypeError):
+            raise Failure(f"{self.location}/index.json is damaged; `python -m data_prep verify` tells more") from None
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> Row:
+        """Row `index`, 0 <= index < len(self); downloads its shard first where that is needed."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        shard = int(np.searchsorted(self._ends, index, side="right"))
+        reader = self._shards[shard]
+        within = index - int(self._ends[shard] - self.shard_rows[shard])
+        try:
+            if not self._ready[shard]:
+                self._stream.prepare_shard(reader)
+                self._ready[shard] = True
+            sample = reader[within]
+            row = Row(sample["tokens"], sample["lengths"])
+        except Failure:
+            raise
+        except Exception as error:
+            # Whatever streaming or numpy says of a damaged shard may quote it.
+            kind = type(error).__name__
+            raise Failure(
+                f"{self.location}: row {index} of shard {shard} cannot be read ({kind}); `python -m data_prep verify` tells more"
+            ) from None
+        problem = row.check(self.manifest.row_length, self.manifest.tokenizer.vocabulary)
+        if problem:
+            raise Failure(f"{self.location}: row {index} of shard {shard} is damaged: {problem}")
+        return row
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[index] for index in range(len(self)))
+
+    def tokenizer_folder(self) -> Path:
+        """The tokenizer's files beside the rows, downloaded where the rows are at a URL."""
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            self._fetch(f"{TOKENIZER}/{name}")
+        return self.folder / TOKENIZER
