@@ -1,0 +1,1 @@
+"""Packed rows to a better encoder: recipe, encoder, objectives, engine, phases, checkpoints, export."""

@@ -1,0 +1,73 @@
+"""The packed batch: documents one after the other in one flat dimension, and the boundaries between them.
+
+    document          0 0 0 1 2 2 2 2
+    position_ids      0 1 2 0 0 1 2 3        cu_seqlens  0 3 4 8        max_seqlen  4
+
+There is no [rows, length] rectangle anywhere after the loader, hence no padding and no attention mask.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """T tokens of S documents, L of them labelled. All tensors on one device."""
+
+    input_ids: Tensor  # [T] int64
+    position_ids: Tensor  # [T] int64, from 0 in each document
+    cu_seqlens: Tensor  # [S+1] int32, from 0 to T, strictly increasing
+    max_seqlen: int  # on the host: kernels need it before launch
+    label_positions: Tensor  # [L] int64, indices into T
+    labels: Tensor  # [L] int64, label i belongs to position label_positions[i]
+    row_ids: tuple[int, ...] = ()  # of the rows it was made of
+
+    @classmethod
+    def from_arrays(
+        cls,
+        input_ids: NDArray[np.integer],
+        lengths: NDArray[np.integer],
+        label_positions: NDArray[np.integer],
+        labels: NDArray[np.integer],
+        row_ids: Sequence[int] = (),
+    ) -> "PackedBatch":
+        """From flat ids [T] and document lengths [S]; ValueError where they disagree."""
+        lengths = np.asarray(lengths, np.int64)
+        total = len(input_ids)
+        if not len(lengths) or (lengths <= 0).any() or lengths.sum() != total:
+            raise ValueError(f"document lengths must be above 0 and sum to the {total} tokens")
+        if total >= 1 << 31:
+            raise ValueError(f"{total} tokens do not fit int32 cu_seqlens; use fewer rows per device")
+        ends = np.cumsum(lengths)
+        positions = np.arange(total) - np.repeat(ends - lengths, lengths)
+        return cls(
+            input_ids=torch.from_numpy(np.asarray(input_ids).astype(np.int64)),
+            position_ids=torch.from_numpy(positions),
+            cu_seqlens=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
+            max_seqlen=int(lengths.max()),
+            label_positions=torch.from_numpy(np.asarray(label_positions).astype(np.int64)),
+            labels=torch.from_numpy(np.asarray(labels).astype(np.int64)),
+            row_ids=tuple(row_ids),
+        )
+
+    @classmethod
+    def from_documents(cls, documents: Sequence[Sequence[int]]) -> "PackedBatch":
+        """One int sequence per document, special tokens included; no labels."""
+        none = np.zeros(0, np.int64)
+        if not documents:
+            raise ValueError("a batch needs at least one document")
+        ids = [np.asarray(document, np.int64) for document in documents]
+        return cls.from_arrays(np.concatenate(ids), np.array([len(d) for d in ids]), none, none)
+
+    def to(self, device: torch.device | str) -> "PackedBatch":
+        names = ("input_ids", "position_ids", "cu_seqlens", "label_positions", "labels")
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+
+    @property
+    def tokens(self) -> int:
+        return len(self.input_ids)
