@@ -26,7 +26,8 @@ from evaluation.runs import Run
 LIGHT = ("#0072b2", "#c44f00", "#00795c", "#a8527f", "#7d6200", "#3f4a9c")
 DARK = ("#5bb5ec", "#ff9450", "#3ccf9f", "#e79bc4", "#e6d34f", "#a9b1ff")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_DASHES = {"clm": (0, ()), "mlm": (0, (4, 1.5))}
+# (offset, lengths of dash and gap in line widths), as matplotlib takes them; None: solid
+_DASHES: dict[str, tuple[int, tuple[float, ...] | None]] = {"clm": (0, None), "mlm": (0, (4, 1.5))}
 _OTHER_DASHES = (0, (1, 1.5))
 
 _INK, _FAINT = "#0a0b0c", "#0a0b0d"
@@ -80,6 +81,7 @@ class Plot:
     title: str
     quantity: str  # what a value is, for tooltips: "MLM loss"
     curves: list[Curve]
+    end: int  # where the axis of tokens ends: the same on all plots of a page
     boundaries: list[tuple[int, int]]  # (number of a phase from 2, tokens at its start), of all runs
     sparse: bool = False  # few points: each gets a marker
     log: bool = False  # a logarithmic axis of values
@@ -103,9 +105,13 @@ def _short_value(value: float, _position: object = None) -> str:
     return f"{value:.4g}"
 
 
+def last_token(runs: Sequence[Run]) -> int:
+    return max(phase.offset + phase.trained for run in runs for phase in run.phases)
+
+
 def phase_boundaries(runs: Sequence[Run]) -> list[tuple[int, int]]:
     """Where phases that have begun begin, less those that would coincide on the screen (within 1 % of the axis)."""
-    end = max(phase.offset + phase.trained for run in runs for phase in run.phases)
+    end = last_token(runs)
     found: list[tuple[int, int]] = []
     for run in runs:
         for number, phase in enumerate(run.phases[1:], start=2):
@@ -119,7 +125,7 @@ def legend(plot: Plot) -> str:
     """The legend as an HTML list: one entry for each run and objective that has a curve."""
     entries = []
     for run, run_name, objective in dict.fromkeys((c.run, c.run_name, c.objective) for c in plot.curves):
-        dashes = " ".join(f"{2.2 * length:g}" for length in _DASHES.get(objective, _OTHER_DASHES)[1])
+        dashes = " ".join(f"{2.2 * length:g}" for length in _DASHES.get(objective, _OTHER_DASHES)[1] or ())
         swatch = (
             f'<svg class="swatch" viewBox="0 0 30 8" aria-hidden="true"><path d="M0 4H30" '
             f'style="stroke: var(--run-{run % len(LIGHT)}); stroke-dasharray: {dashes or "none"}"/></svg>'
@@ -166,7 +172,7 @@ def draw(plot: Plot) -> str:
         for number, at in plot.boundaries:
             axes.axvline(at, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)), gid=f"boundary-{number}-{at}")
             axes.text(at, 1.02, f"phase {number}", transform=axes.get_xaxis_transform(), ha="center", fontsize=10)
-        axes.autoscale_view()
+        axes.set_xlim(-0.02 * (plot.end or 1), 1.02 * (plot.end or 1))
         if plot.zero:
             axes.set_ylim(bottom=0)
         buffer = io.StringIO()

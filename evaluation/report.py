@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 from data_prep.errors import Failure, UsageError
-from evaluation.curves import Curve, Plot, draw, legend, phase_boundaries
+from evaluation.curves import Curve, Plot, draw, last_token, legend, phase_boundaries
 from evaluation.page import NONE, page, table
 from evaluation.runs import Milestone, Phase, Run, read_runs
 
@@ -60,20 +60,27 @@ def render(runs: Sequence[Run]) -> str:
 
 def _conclusion(runs: Sequence[Run]) -> str:
     """The page in a sentence or two."""
-    last = [_last(run) for run in runs]
-    if last[0] is None:
-        return f"{runs[0].name} has no validation loss yet."
+    first = _last(runs[0])
     sentences = []
-    for run, point in zip(runs, last, strict=True):
+    for run in runs:
+        point = _last(run)
         if point is None:
             sentences.append(f"{run.name} has no validation loss yet.")
             continue
-        verb = "ends with" if run.finished else f"is unfinished; at {point.tokens:,} tokens it has"
+        if not run.finished:
+            verb = f"is unfinished; at {point.tokens:,} tokens it has"
+        elif point.tokens < run.phases[-1].offset + run.phases[-1].trained:
+            verb = f"was not validated at its end; at {point.tokens:,} tokens it has"
+        else:
+            verb = "ends with"
         sentence = f"{run.name} {verb} a validation MLM loss of {_loss(point.losses.mlm_loss)}"
-        if run is not runs[0]:
-            difference = point.losses.mlm_loss - last[0].losses.mlm_loss
-            side = "above" if difference > 0 else "below"
-            sentence += f", {abs(difference):.4f} {side} {runs[0].name}" if math.isfinite(difference) else ""
+        if first and run is not runs[0]:
+            difference = point.losses.mlm_loss - first.losses.mlm_loss
+            if math.isfinite(difference):
+                distance = (
+                    f"{abs(difference):.4f} {'above' if difference > 0 else 'below'}" if difference else "equal to"
+                )
+                sentence += f", {distance} {runs[0].name}"
         sentences.append(sentence + ".")
     if len(runs) > 1:
         sentences.append(
@@ -126,7 +133,7 @@ def _remarks(runs: Sequence[Run]) -> str:
 
 def _plots(runs: Sequence[Run]) -> list[tuple[Plot, str]]:
     """The plots that have something to show, each with the words that stand under it."""
-    boundaries = phase_boundaries(runs)
+    end, boundaries = last_token(runs), phase_boundaries(runs)
 
     def curves(values: Callable[[Phase], list[tuple[int, float]]]) -> list[Curve]:
         return [
@@ -152,29 +159,31 @@ def _plots(runs: Sequence[Run]) -> list[tuple[Plot, str]]:
     broader = " The curves of matched runs lie on top of each other; earlier runs are drawn broader to stay visible."
     plots = [
         (
-            Plot("validation-mlm", "Validation MLM loss", "MLM loss", mlm, boundaries, sparse=True),
+            Plot("validation-mlm", "Validation MLM loss", "MLM loss", mlm, end, boundaries, sparse=True),
             "Always the same rows with the same masked tokens, whatever the phase trains: these curves may be compared "
             "between runs and phases. A CLM phase does not train this loss and may raise it; what counts is where the "
             "last phase ends.",
         ),
         (
-            Plot("validation-clm", "Validation CLM loss", "CLM loss", clm, boundaries, sparse=True),
+            Plot("validation-clm", "Validation CLM loss", "CLM loss", clm, end, boundaries, sparse=True),
             "Next-token loss on the same rows under the causal mask; it may be compared between runs and phases too. "
             "It shows what a CLM phase taught and how much of it the return to MLM keeps; it is not the aim of the "
             "detour.",
         ),
         (
-            Plot("training-loss", "Training loss", "training loss", loss, boundaries),
+            Plot("training-loss", "Training loss", "training loss", loss, end, boundaries),
             "The loss each phase trains on. Training losses of different objectives or mask rates are different "
             "quantities and cannot be compared directly: look at each curve's course, and compare the runs by the "
             "validation losses.",
         ),
         (
-            Plot("learning-rate", "Learning rate", "learning rate", rate, boundaries, overlapping=matched, zero=True),
+            Plot(
+                "learning-rate", "Learning rate", "learning rate", rate, end, boundaries, overlapping=matched, zero=True
+            ),
             "Written into the optimizer at each step." + (broader if matched else ""),
         ),
         (
-            Plot("grad-norm", "Gradient norm", "gradient norm", norm, boundaries, log=True),
+            Plot("grad-norm", "Gradient norm", "gradient norm", norm, end, boundaries, log=True),
             "As logged at each step, on a logarithmic axis. Single spikes are normal; a lasting rise is a warning of "
             "instability. Norms of different objectives are not comparable in height.",
         ),
@@ -203,7 +212,9 @@ def _perplexity(loss: float) -> str:
 
 
 def _signed(value: float) -> str:
-    return NONE if math.isnan(value) else f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
+    if math.isnan(value) or value == 0:
+        return NONE if math.isnan(value) else "0.0000"
+    return f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _median(values: Sequence[float], form: str) -> str:
@@ -212,50 +223,38 @@ def _median(values: Sequence[float], form: str) -> str:
 
 
 def _result_table(runs: Sequence[Run]) -> str:
+    """The numbers that matter stand first: on a narrow screen the rest is scrolled into view."""
     first = _last(runs[0])
     rows = []
     for run in runs:
         last = _last(run)
-        if last is None:
-            rows.append([run.name, NONE, NONE, NONE, NONE, NONE])
-            continue
-        mlm = last.losses.mlm_loss
-        difference = mlm - first.losses.mlm_loss if first else math.nan
-        rows.append(
-            [
-                run.name,
-                last.label,
-                f"{last.tokens:,}",
-                _loss(mlm),
-                _perplexity(mlm),
-                _signed(difference),
-            ]
-        )
-    head = ["Run", "Measured", "Tokens", "MLM loss", "MLM perplexity", f"MLM loss, difference to {runs[0].name}"]
-    if len(runs) == 1:
-        head, rows = head[:-1], [row[:-1] for row in rows]
-    return table("Last validation of each run", head, [rows])
+        mlm = last.losses.mlm_loss if last else math.nan
+        difference = [_signed(mlm - first.losses.mlm_loss) if first else NONE] if len(runs) > 1 else []
+        measured = [last.label, f"{last.tokens:,}"] if last else ["not validated yet", NONE]
+        rows.append([run.name, _loss(mlm), *difference, _perplexity(mlm), *measured])
+    difference = [f"Difference to {runs[0].name}"] if len(runs) > 1 else []
+    head = ["Run", "MLM loss", *difference, "MLM perplexity", "Measured", "Tokens"]
+    return table("Last validation of each run", head, {"": rows})
 
 
 def _milestone_table(runs: Sequence[Run]) -> str:
-    bodies = [
-        [
+    groups = {
+        run.name: [
             [
-                run.name,
                 milestone.label,
-                f"{milestone.tokens:,}",
                 _loss(milestone.losses.mlm_loss),
                 _perplexity(milestone.losses.mlm_loss),
                 _loss(milestone.losses.clm_loss),
                 _perplexity(milestone.losses.clm_loss),
+                f"{milestone.tokens:,}",
             ]
             for milestone in run.milestones()
         ]
-        or [[run.name, "not validated yet", NONE, NONE, NONE, NONE, NONE]]
+        or [["not validated yet", NONE, NONE, NONE, NONE, NONE]]
         for run in runs
-    ]
-    head = ["Run", "Measured", "Tokens", "MLM loss", "MLM perplexity", "CLM loss", "CLM perplexity"]
-    return table("Validation at the start and after each phase", head, bodies)
+    }
+    head = ["Measured", "MLM loss", "MLM perplexity", "CLM loss", "CLM perplexity", "Tokens"]
+    return table("Validation at the start and after each phase", head, groups)
 
 
 def _run_table(run: Run) -> str:
@@ -280,7 +279,7 @@ def _run_table(run: Run) -> str:
         else "not validated yet",
     ]
     head = ["Phase", "Objective", "Mask rate", "Tokens", "Budget", "State", "Tokens/s, median", "MFU, median"]
-    return table(run.name, [*head, "Last training loss"], [rows], "; ".join(facts) + ".")
+    return table(run.name, [*head, "Last training loss"], {"": rows}, "; ".join(facts) + ".")
 
 
 def _phase_row(phase: Phase) -> list[str]:

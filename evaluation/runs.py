@@ -119,13 +119,21 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     runs = [_read_run(folder) for folder in folders]
     if not any(phase.started for run in runs for phase in run.phases):
         raise Failure(f"no metrics in {', '.join(map(str, folders))}: no phase has logged a step yet; train first")
-    names = [run.name for run in runs]
     return [
-        Run(f"{run.name} ({names[:position].count(run.name) + 1})", run.phases, run.recipe)
-        if names.count(run.name) > 1
-        else run
-        for position, run in enumerate(runs)
+        Run(name, run.phases, run.recipe) for name, run in zip(_distinct([r.name for r in runs]), runs, strict=True)
     ]
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names that occur more than once get a number, which is no other run's name either."""
+    distinct: list[str] = []
+    for name in names:
+        number, candidate = 0, name
+        while candidate in distinct or (names.count(candidate) > 1 if number == 0 else candidate in names):
+            number += 1
+            candidate = f"{name} ({number})"
+        distinct.append(candidate)
+    return distinct
 
 
 def _read_run(folder: Path) -> Run:
