@@ -74,7 +74,11 @@ class Agreement:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         alone = ranks.world_size == 1
-        self._group = None if alone else dist.new_group(backend="gloo", timeout=timedelta(minutes=30))
+        self._group: dist.ProcessGroup | None = None
+        if not alone:
+            group = dist.new_group(backend="gloo", timeout=timedelta(minutes=30))
+            assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+            self._group = group
 
     def sum(self, values: Sequence[int]) -> list[int]:
         """Element-wise sums over the ranks, exact."""

@@ -1,6 +1,7 @@
 """Floating-point operations of a step, exact from document lengths, windows, mask and labels; and the device's peak."""
 
 import time
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import ModernBertConfig
 
+from pipeline.batch import PackedBatch
 from pipeline.encoder import is_global
 
 # Dense bf16 FLOP/s from the makers' data sheets; the first name that the device's name contains counts.
@@ -33,17 +35,18 @@ def attended_pairs(lengths: NDArray[np.integer], causal: bool, half_window: int 
     return int((n + side * (1 if causal else 2)).sum())
 
 
-def step_flops(config: ModernBertConfig, lengths: NDArray[np.integer], labels: int, causal: bool) -> int:
+def step_flops(config: ModernBertConfig, batches: Sequence[PackedBatch], causal: bool) -> int:
     """Of forward and backward (twice the forward); a multiply-add is 2. Recomputation is not counted."""
-    size, inner = config.hidden_size, config.intermediate_size
-    tokens = int(np.asarray(lengths, np.int64).sum())
-    linear = 2 * tokens * config.num_hidden_layers * (4 * size * size + 3 * size * inner)
-    pairs = 0
-    for layer in range(config.num_hidden_layers):
-        window = None if is_global(config, layer) else config.local_attention // 2
-        pairs += attended_pairs(lengths, causal, window)
-    head = 2 * labels * (size * size + size * config.vocab_size)
-    return 3 * (linear + 4 * size * pairs + head)
+    size, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    windows = [None if is_global(config, layer) else config.local_attention // 2 for layer in range(layers)]
+    forward = 0
+    for batch in batches:
+        lengths = np.diff(batch.cu_seqlens.numpy())
+        pairs = {window: attended_pairs(lengths, causal, window) for window in set(windows)}
+        forward += 2 * batch.tokens * layers * (4 * size * size + 3 * size * inner)
+        forward += 4 * size * sum(pairs[window] for window in windows)
+        forward += 2 * len(batch.labels) * (size * size + size * config.vocab_size)
+    return 3 * forward
 
 
 @cache

@@ -1,0 +1,175 @@
+"""Checkpoints of our own: one format for every ZeRO stage and number of ranks, complete or absent.
+
+    checkpoints/step-00000500/
+        weights.safetensors  exp_avg.safetensors  exp_avg_sq.safetensors     float32, by parameter name: 12 bytes a parameter
+        state.json                                                           see `State`
+        config.json  tokenizer/                                              the model's: a checkpoint needs nothing beside it
+    checkpoints/latest                                                       the name of the newest complete one
+
+A checkpoint is written under a name of its own and renamed when complete; `latest` likewise. Nothing is unpickled.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from data_prep.errors import Failure
+from data_prep.rows import TOKENIZER
+from pipeline.distributed import Agreement
+from pipeline.encoder import read_config, write_config
+from pipeline.engine import STATES, Engine
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands. All that resuming needs besides the tensors."""
+
+    phase: str
+    step: int = 0  # of the phase, finished
+    tokens: int = 0  # of the phase
+    position: int = 0  # of the next row in the stream
+    adam_step: int = 0
+    rows_digest: str = ""  # of the rows that `position` counts in
+    history: list[dict[str, Any]] = field(default_factory=list)  # the phases so far, this one last, for the lineage
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the run, for the lineage: counts, digests, hyper-parameters
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """What the export says of how the weights came to be."""
+        return {**self.facts, "phases": self.history}
+
+    def after(self, tokens: int, rows: int) -> "State":
+        """The state one step on, which trained `tokens` tokens of `rows` rows."""
+        return replace(
+            self,
+            step=self.step + 1,
+            tokens=self.tokens + tokens,
+            position=self.position + rows,
+            adam_step=self.adam_step + 1,
+        )
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a small file so that it is there whole or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def save(folder: Path, engine: Engine, state: State, tokenizer: Path, agreement: Agreement) -> Path:
+    """Save to folder/step-NNNNNNNN on rank 0 and point `latest` to it; a collective call.
+
+    Failure (on all ranks) where it cannot be written; what stood there before is untouched.
+    """
+    final = folder / f"step-{state.step:08d}"
+    aside = folder / f".{final.name}.tmp"
+    leads = agreement.ranks.leads
+
+    def begin() -> None:
+        if leads:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            shutil.copytree(tokenizer, aside / TOKENIZER)
+            write_config(engine.encoder.config, aside)
+
+    def finish() -> None:
+        if leads:
+            write_aside(aside / "state.json", json.dumps(asdict(state), indent=2) + "\n")
+            if final.exists():
+                shutil.rmtree(final)
+            aside.rename(final)
+            write_aside(folder / LATEST, final.name + "\n")
+
+    _written(begin, folder, agreement)
+    for name in ("weights", *STATES):
+        pairs = engine.weights() if name == "weights" else engine.moments(name)
+        tensors = {key: tensor for key, tensor in pairs if leads}  # every rank takes part in gathering each
+        _written(partial(_save_tensors, aside / f"{name}.safetensors", tensors), folder, agreement)
+    _written(finish, folder, agreement)
+    return final
+
+
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    if tensors:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def _written(work: Callable[[], None], folder: Path, agreement: Agreement) -> None:
+    def explained() -> None:
+        try:
+            work()
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or "the disk is full or not writable"
+            raise Failure(
+                f"the checkpoint in {folder} cannot be written: {reason}; the one before it is intact"
+            ) from None
+
+    agreement.together(explained)
+
+
+def retain(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what an interrupted save left."""
+    for path in sorted(folder.glob("step-*"))[:-keep]:
+        shutil.rmtree(path)
+    for path in folder.glob(".step-*.tmp"):
+        shutil.rmtree(path)
+
+
+class Checkpoint:
+    """A complete checkpoint on disk, opened for reading."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.state = State(**json.loads((folder / "state.json").read_bytes()))
+            self._files = {n: safe_open(folder / f"{n}.safetensors", framework="pt") for n in ("weights", *STATES)}
+        except (OSError, ValueError, TypeError, SafetensorError) as error:
+            raise Failure(f"checkpoint {folder} cannot be read ({type(error).__name__}): is it complete?") from None
+        self.config = read_config(folder)
+
+    def weights(self, name: str) -> Tensor:
+        return self._tensor("weights", name)
+
+    def moments(self, key: str, name: str) -> Tensor:
+        return self._tensor(key, name)
+
+    def names(self) -> list[str]:
+        return list(self._files["weights"].keys())
+
+    def _tensor(self, file: str, name: str) -> Tensor:
+        try:
+            tensor: Tensor = self._files[file].get_tensor(name)
+            return tensor
+        except SafetensorError:
+            raise Failure(
+                f"checkpoint {self.folder} has no {name} in {file}.safetensors: it is another model's"
+            ) from None
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest complete checkpoint of a phase's `checkpoints` folder, or None where there is none yet."""
+    try:
+        name = (folder / LATEST).read_text().strip()
+    except FileNotFoundError:
+        return None
+    if name != os.path.basename(name) or not (folder / name).is_dir():
+        raise Failure(f"{folder / LATEST} names a checkpoint that is not there; write the name of one that is into it")
+    return Checkpoint(folder / name)

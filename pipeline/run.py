@@ -1,0 +1,137 @@
+"""The run folder: which recipe it belongs to, who may write to it, and which phases are done."""
+
+import fcntl
+import json
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from data_prep.errors import Failure, UsageError
+from pipeline.checkpoint import Checkpoint, latest, write_aside
+from pipeline.distributed import Ranks
+from pipeline.recipe import Recipe, first_difference, numbers, parse
+
+STOP = "STOP"
+DONE = "DONE"
+
+
+def software() -> str:
+    try:
+        return version("clm-detour")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: Any = None
+
+    def claim(self) -> None:
+        """Own the folder for this process's life; Failure where another run does."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115, held until the process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Failure(
+                f"{self.path} is in use by another run: wait for it, or stop it with `touch {self.path}/{STOP}`"
+            ) from None
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def recipe(self) -> Recipe | None:
+        """The recipe at the run's first start, or None in a new folder."""
+        file = self.path / "recipe.yaml"
+        if not file.exists():
+            return None
+        try:
+            tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, OSError, UnicodeDecodeError):
+            raise Failure(f"{file} cannot be read") from None
+        return parse(tree, self.path.resolve(), str(file))
+
+    def accept(self, recipe: Recipe) -> None:
+        """Record the recipe at the first start; later refuse one that would change the numbers (UsageError)."""
+        known = self.recipe()
+        if known is None:
+            unknown = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
+            if unknown:
+                raise UsageError(f"{self.path} is not empty and holds no run; choose another --run-dir")
+            write_aside(self.path / "recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+            return
+        key = first_difference(numbers(known), numbers(recipe))
+        if key:
+            raise UsageError(
+                f"{self.path} holds a run of another recipe: {key} differs, and it decides the numbers; "
+                "change it back, or choose another --run-dir"
+            )
+
+    def record_start(
+        self, recipe: Recipe, ranks: Ranks, device: torch.device, attention: str, rows_digest: str
+    ) -> None:
+        """Append this start to environment.json: versions and shape of the machine, no host or user."""
+        packages = ("torch", "deepspeed", "transformers", "mosaicml-streaming", "numpy", "tokenizers", "safetensors")
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        start = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "software": software(),
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+            "ranks": ranks.world_size,
+            "device": gpu or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "attention": attention,
+            "rows_digest": rows_digest,
+            "recipe": recipe.model_dump(mode="json"),
+        }
+        file = self.path / "environment.json"
+        starts = json.loads(file.read_text()) if file.exists() else []
+        write_aside(file, json.dumps([*starts, start], indent=1) + "\n")
+
+    def stop_requested(self) -> bool:
+        return (self.path / STOP).exists()
+
+    def clear_stop(self) -> None:
+        (self.path / STOP).unlink(missing_ok=True)
+
+    # --- phases ---
+
+    def phase(self, name: str) -> Path:
+        return self.path / name
+
+    def checkpoints(self, name: str) -> Path:
+        return self.path / name / "checkpoints"
+
+    def done(self, name: str) -> bool:
+        return (self.path / name / DONE).exists()
+
+    def latest(self, name: str) -> Checkpoint | None:
+        return latest(self.checkpoints(name))
+
+    def mark_done(self, name: str, facts: dict[str, Any]) -> None:
+        write_aside(self.path / name / DONE, json.dumps(facts) + "\n")
+
+
+def last_checkpoint(path: Path) -> Checkpoint:
+    """The newest checkpoint of a checkpoint folder, a phase's folder or a run: what `export` takes."""
+    if (path / "state.json").is_file():
+        return Checkpoint(path)
+    if (path / "checkpoints").is_dir():
+        found = latest(path / "checkpoints")
+        if found is not None:
+            return found
+    recipe = RunFolder(path).recipe() if path.is_dir() else None
+    for phase in reversed(recipe.phases if recipe else []):
+        found = RunFolder(path).latest(phase.name)
+        if found is not None:
+            return found
+    raise Failure(f"{os.fspath(path)} is neither a checkpoint nor a run that has one")

@@ -1,0 +1,45 @@
+"""Validation: always the same rows under the same masks, MLM and CLM loss both, whatever phase, step or number of ranks."""
+
+import numpy as np
+
+from data_prep.rows import Rows
+from pipeline.distributed import Agreement
+from pipeline.engine import Engine
+from pipeline.objectives import Objective, Vocabulary, label, pack
+from pipeline.recipe import Recipe
+
+
+class Validation:
+    def __init__(self, rows: Rows, vocabulary: Vocabulary, recipe: Recipe, agreement: Agreement) -> None:
+        assert recipe.validation is not None
+        self.rows, self.vocabulary, self.agreement = rows, vocabulary, agreement
+        count = min(recipe.validation.rows, len(rows))
+        # Spread over the whole set: rows stand in the order of the corpus.
+        self.row_ids = np.linspace(0, len(rows) - 1, count).round().astype(int).tolist()
+        self.per_batch = recipe.batch.rows_per_device
+        mlm = Objective("mlm", recipe.validation.mask_rate, "validation", recipe.seed)
+        self.objectives = {"mlm_loss": mlm, "clm_loss": Objective("clm")}
+
+    def __call__(self, engine: Engine) -> dict[str, float]:
+        """Mean loss a label under both objectives, in nats, and the number of rows; a collective call.
+
+        Rows are dealt to the ranks by index and each counts once. Every rank makes the same number of forward
+        passes; one that has no rows left repeats its first and does not count it.
+        """
+        world, rank = self.agreement.ranks.world_size, self.agreement.ranks.rank
+        batches = [self.row_ids[i : i + self.per_batch] for i in range(0, len(self.row_ids), self.per_batch)]
+        rounds = -(-len(batches) // world)
+        result: dict[str, float] = {"rows": len(self.row_ids)}
+        for name, objective in self.objectives.items():
+            total, labels = 0.0, 0
+            for turn in range(rounds):
+                mine = turn * world + rank
+                ids = batches[mine if mine < len(batches) else 0]
+                batch = pack([label(self.rows[i], objective, self.vocabulary, i) for i in ids], ids)
+                loss = engine.evaluate(batch, objective.causal)
+                if mine < len(batches):
+                    total += loss
+                    labels += len(batch.labels)
+            total, count = self.agreement.sum_real([total, labels])
+            result[name] = total / max(1.0, count)
+        return result
