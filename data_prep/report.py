@@ -1,5 +1,7 @@
 """What a person reads in the terminal: the summary of a build, and `inspect`."""
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,8 +72,8 @@ def _manifest_lines(manifest: Manifest) -> list[str]:
 
 def _fill_histogram(fills: NDArray[np.floating]) -> list[str]:
     edges = [0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0]
-    counts = [int(((fills >= low) & (fills < high)).sum()) for low, high in zip(edges, edges[1:], strict=False)]
-    names = [f"{low * 100:g} to {high * 100:g}" for low, high in zip(edges, edges[1:], strict=False)]
+    counts = [int(((fills >= low) & (fills < high)).sum()) for low, high in pairwise(edges)]
+    names = [f"{low * 100:g} to {high * 100:g}" for low, high in pairwise(edges)]
     return _bars([*names, "100"], [*counts, int((fills >= 1).sum())])
 
 
