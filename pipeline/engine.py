@@ -8,6 +8,8 @@ device, however the labels are spread.
 
 import json
 import logging
+import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,9 +43,13 @@ OWNED = {
 
 def start_processes(ranks: Ranks, device: torch.device) -> None:
     """Join the process group: NCCL between GPUs, gloo between CPUs."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns that it found no GPU
     import deepspeed
 
     rendezvous(ranks)
+    # DeepSpeed calls collectives by names that torch has renamed.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # Its C++ kernel for CPU inference would be compiled at every first start and hold 69 MB of shared memory a rank.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
