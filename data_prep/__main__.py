@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from data_prep import errors
-from data_prep.errors import UsageError
+from data_prep.errors import Failure, UsageError
 
 # Heavy libraries are imported by the commands that need them, so that --help answers at once.
 
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "build",
         "tokenise documents and pack them into rows",
         "The rows go to OUT, or with --validation to OUT/train and OUT/validation; OUT appears when all is written. "
-        "No document is truncated: one longer than a row is split. The tokenizer's files are copied beside the rows.",
+        "No document is truncated: one longer than a row is split, and so are some others where rows would stay empty (--fill). The tokenizer's files are copied beside the rows.",
     )
     _add_inputs(build)
     build.add_argument(
@@ -62,6 +62,14 @@ def parser() -> argparse.ArgumentParser:
     )
     build.add_argument(
         "--seed", type=int, default=17, metavar="N", help="of the order of documents within a row (default 17)"
+    )
+    build.add_argument(
+        "--fill",
+        type=float,
+        default=0.995,
+        metavar="SHARE",
+        help="fill of the rows below which documents that would fit a row are cut as well, only as many as it takes "
+        "(default 0.995); 0 keeps them whole",
     )
     build.add_argument("--shard-size", default="64mb", metavar="SIZE", help="of a shard file, such as 64mb (default)")
 
@@ -148,6 +156,7 @@ def _build(arguments: argparse.Namespace) -> int:
         validation=arguments.validation,
         on_error=arguments.on_error,
         seed=arguments.seed,
+        fill=arguments.fill,
         shard_bytes=size(arguments.shard_size),
     )
     print(build_summary(build(options), arguments.out))
@@ -157,7 +166,14 @@ def _build(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from data_prep.verify import verify
 
-    return verify(arguments.rows)
+    verdict = verify(arguments.rows)
+    for finding in verdict.findings:
+        print(finding)
+    if verdict.findings:
+        raise Failure(f"{arguments.rows}: {len(verdict.findings)} findings; rebuild the rows, or copy them again")
+    rows, tokens = (sum(getattr(t, what) for t in verdict.totals.values()) for what in ("rows", "tokens"))
+    print(f"{arguments.rows}: all well, {rows:,} rows with {tokens:,} tokens read")
+    return 0
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

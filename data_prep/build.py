@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from data_prep.documents import Reason, texts
 from data_prep.errors import Failure, UsageError
-from data_prep.packing import BestFit, Tokens
+from data_prep.packing import FILL, BestFit, Tokens
 from data_prep.rows import Manifest
 from data_prep.sources import SourceFile, find_files, open_file
 from data_prep.tokenizer import DocumentTokenizer, load_tokenizer
@@ -39,6 +39,7 @@ class BuildOptions:
     validation: float | None = None  # share of documents
     on_error: str = "fail"  # or "skip"
     seed: int = 17
+    fill: float = FILL  # below it documents are cut
     shard_bytes: int = SHARD_BYTES
 
     def check(self) -> None:
@@ -48,6 +49,8 @@ class BuildOptions:
             raise UsageError(
                 f"--validation {self.validation:g} is no share between 0 and 1; 0.01 keeps 1 % of the documents back"
             )
+        if not 0 <= self.fill < 1:
+            raise UsageError(f"--fill {self.fill:g} is no share from 0 to below 1, such as 0.995")
         if not 1 << 10 <= self.shard_bytes < 1 << 32:
             raise UsageError("--shard-size must lie between 1 kb and 4 gb")
 
@@ -88,7 +91,7 @@ def build(options: BuildOptions) -> BuildReport:
             split: RowsWriter(
                 folder / split if options.validation else folder,
                 tokenizer,
-                BestFit(options.row_length, options.seed),
+                BestFit(options.row_length, options.seed, options.fill),
                 split if options.validation else None,
                 options.shard_bytes,
             )

@@ -7,9 +7,11 @@ decoder quotes the line, a KeyError the key). Only messages of `Failure`, which 
 printed; of any other exception the type and the place in the code, and with `--traceback` the frames.
 """
 
+import argparse
 import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 STOPPED_EARLY = 75
 
@@ -24,6 +26,13 @@ class UsageError(Failure):
     """A wrong command line or recipe; exit code 2."""
 
     exit_code = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse prints its usage before the error; our commands promise one plain line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (`{self.prog} --help` shows the usage)")
 
 
 def describe(error: BaseException) -> str:
