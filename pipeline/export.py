@@ -6,7 +6,6 @@ The folder is loaded back with transformers before it is called good: no missing
 same logits. The card and the lineage hold counts, digests and hyper-parameters; no paths, file names, hosts or users.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForMaskedLM
 
-from data_prep.errors import Failure, run
+from data_prep.errors import Failure, Parser, run
 from data_prep.rows import TOKENIZER
 from pipeline.batch import PackedBatch
 from pipeline.checkpoint import Checkpoint
@@ -126,7 +125,7 @@ def _change(phase: dict[str, Any], key: str) -> str:
 def main(argv: list[str]) -> int:
     from pipeline.run import last_checkpoint
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m pipeline.export",
         description="Write a checkpoint as a Hugging Face folder.",
         epilog="--traceback shows the frames of an error. A phase that finishes exports by itself, to RUN/PHASE/export.",

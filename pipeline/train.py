@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from data_prep.errors import STOPPED_EARLY, Failure, UsageError, run
+from data_prep.errors import STOPPED_EARLY, Failure, Parser, UsageError, run
 from pipeline import preemption
 from pipeline.assembly import Parts, assemble, described, enter_phase, remove_cache
 from pipeline.checkpoint import State, retain, save
@@ -211,7 +211,7 @@ def say(agreement: Agreement, line: str) -> None:
 
 
 def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, Recipe]:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="pipeline/train.py",
         description="Train a recipe, or go on with a run that was stopped.",
         epilog="--traceback shows the frames of an error. To stop a run: touch RUN/STOP, or send SIGUSR2 or SIGTERM to its ranks.",
@@ -221,7 +221,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, Recipe]:
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/NAME of the recipe")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # the deepspeed launcher adds it
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change a key of the recipe, such as seed=18")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     recipe = load(arguments.recipe, arguments.overrides)
     names = [phase.name for phase in recipe.phases]
     if arguments.phase is not None and arguments.phase not in names:
