@@ -57,7 +57,8 @@ class DocumentTokenizer:
         special |= {token: ids[token] for token in self.roles.values()}
         vocabulary = max(ids.values()) + 1  # not the number of entries: ids may have gaps
         special = dict(sorted(special.items(), key=lambda item: item[1]))
-        self.info = TokenizerInfo(name=name, digest=digest, vocabulary=vocabulary, special=special)
+        roles = {role: ids[token] for role, token in self.roles.items()}
+        self.info = TokenizerInfo(name=name, digest=digest, vocabulary=vocabulary, special=special, roles=roles)
         self._dtype = np.dtype(token_dtype(vocabulary))
         self._unknown = ids.get(self.roles.get("unk", ""))
         self._is_special = np.zeros(vocabulary, bool)

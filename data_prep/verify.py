@@ -65,10 +65,10 @@ def verify(location: str) -> Verdict:
     for folder in folders:
         prefix = f"{folder.name}/" if folder != Path(location) else ""
         totals = verdict.totals[prefix] = Totals()
-        manifest = _read_manifest(folder)
-        if isinstance(manifest, str):
-            verdict.findings.append(Finding(prefix + MANIFEST, manifest))
-            manifest = None
+        read = _read_manifest(folder)
+        if isinstance(read, str):
+            verdict.findings.append(Finding(prefix + MANIFEST, read))
+        manifest = read if isinstance(read, Manifest) else None
         manifests.append(manifest)
         for finding in _verify_folder(folder, manifest, totals):
             finding.what = prefix + finding.what
@@ -139,7 +139,7 @@ def _read_manifest(folder: Path) -> Manifest | str:
 def _read_index(folder: Path) -> dict[str, Any] | str:
     """index.json with all the fields used here, of the right types, or what is wrong with it."""
     try:
-        index = json.loads((folder / INDEX).read_bytes())
+        index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
     except FileNotFoundError:
         return "it is missing"
     except (ValueError, RecursionError):
@@ -160,7 +160,7 @@ def _read_index(folder: Path) -> dict[str, Any] | str:
             dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
     except (KeyError, TypeError, ValueError):
         return "it is damaged: fields of MDS shards are missing"
-    return index  # type: ignore[no-any-return]
+    return index
 
 
 def _verify_tokenizer(folder: Path, manifest: Manifest) -> Iterator[Finding]:
