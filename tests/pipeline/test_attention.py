@@ -1,0 +1,243 @@
+"""`attend`: equal to a plain per-document attention under an explicit mask, isolated and causal bit by bit."""
+
+import itertools
+import math
+import time
+
+import pytest
+import torch
+from modernbert import LENGTHS, error
+from torch import Tensor
+
+from data_prep.errors import Failure
+from pipeline import attention
+from pipeline.attention import attend, available, choose, reference
+
+MASKS = list(itertools.product((False, True), (None, 64)))
+LONG = (5, 64, 65, 130, 1, 200)
+
+
+def qkv(lengths: tuple[int, ...], heads: int = 3, size: int = 16, seed: int = 0) -> tuple[list[Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = [torch.randn(sum(lengths), heads, size, generator=generator, requires_grad=True) for _ in range(3)]
+    return x, torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+def grads(out: Tensor, inputs: list[Tensor], seed: int = 9) -> tuple[Tensor, ...]:
+    seen = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out)
+    return torch.autograd.grad(out, inputs, seen)
+
+
+@pytest.mark.parametrize(("causal", "window"), MASKS)
+@pytest.mark.parametrize("lengths", [LENGTHS, (1,), (3, 1, 1), (64,) * 3, (257,)])
+def test_equals_the_reference(lengths: tuple[int, ...], causal: bool, window: int | None) -> None:
+    x, cu = qkv(lengths)
+    out = attend(*x, cu, max(lengths), causal=causal, half_window=window)
+    expected = reference(*x, cu, max(lengths), causal, window)
+    assert error(out, expected) < 1e-6
+    for ours, theirs in zip(grads(out, x), grads(expected, x), strict=True):
+        assert error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 16, 33, 100])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [2, 20, 64, 96])
+def test_any_window_and_head_size(window: int, causal: bool, size: int) -> None:
+    lengths = (1, 50, 130, 9)
+    x, cu = qkv(lengths, heads=2, size=size)
+    out = attend(*x, cu, max(lengths), causal=causal, half_window=window)
+    expected = reference(*x, cu, max(lengths), causal, window)
+    assert error(out, expected) < 1e-6
+    for ours, theirs in zip(grads(out, x), grads(expected, x), strict=True):
+        assert error(ours, theirs) < 1e-5
+
+
+def test_the_reference_is_softmax_attention() -> None:
+    """The yardstick itself, against the formula written out with loops in float64."""
+    lengths, window = (4, 1, 9), 3
+    (q, k, v), cu = qkv(lengths, heads=1, size=4)
+    q, k, v = q.double(), k.double(), v.double()
+    for causal in (False, True):
+        out = reference(q, k, v, cu, 9, causal, window)
+        for begin, end in itertools.pairwise(cu.tolist()):
+            for i in range(begin, end):
+                keys = [j for j in range(begin, end) if abs(i - j) <= window and not (causal and j > i)]
+                weight = torch.tensor([float(q[i, 0] @ k[j, 0]) / math.sqrt(4) for j in keys]).double().softmax(0)
+                expected = sum(w * v[j, 0] for w, j in zip(weight, keys, strict=True))
+                assert torch.allclose(out[i, 0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("causal", "window"), MASKS)
+def test_isolation_is_bitwise(causal: bool, window: int | None) -> None:
+    """Another document's queries, keys and values change neither outputs nor gradients of the rest, by a single bit."""
+    x, cu = qkv(LONG)
+    changed = [t.detach().clone() for t in x]
+    for t in changed:
+        t[cu[3] : cu[4]] = torch.randn_like(t[cu[3] : cu[4]]) * 5
+        t.requires_grad_()
+    kept = torch.ones(len(x[0]), dtype=torch.bool)
+    kept[cu[3] : cu[4]] = False
+    outs = [attend(*t, cu, 200, causal=causal, half_window=window) for t in (x, changed)]
+    assert torch.equal(outs[0][kept], outs[1][kept])
+    assert not torch.equal(outs[0][~kept], outs[1][~kept])
+    for a, b in zip(grads(outs[0], x), grads(outs[1], changed), strict=True):
+        assert torch.equal(a[kept], b[kept])
+
+
+@pytest.mark.parametrize(("causal", "window"), MASKS)
+def test_huge_values_of_a_document_stay_in_it(causal: bool, window: int | None) -> None:
+    """A finite "minus infinity" in the mask would let them through."""
+    x, cu = qkv(LONG)
+    broken = [t.detach().clone() for t in x]
+    for t in broken:
+        t[cu[3] : cu[4]] = 1e30
+        t.requires_grad_()
+    out = attend(*broken, cu, 200, causal=causal, half_window=window)
+    clean = attend(*x, cu, 200, causal=causal, half_window=window)
+    assert torch.equal(out[: cu[3]], clean[: cu[3]])
+    assert torch.equal(out[cu[4] :], clean[cu[4] :])
+
+
+@pytest.mark.parametrize(("causal", "window"), MASKS)
+def test_which_keys_each_query_sees(causal: bool, window: int | None) -> None:
+    """From the gradients: query i of its document has exactly zero gradient at every key that it may not see."""
+    length, before = 200, 37
+    x, cu = qkv((before, length, 20))
+    for query in (0, 1, 64, 65, 100, 199):
+        out = attend(*x, cu, length, causal=causal, half_window=window)
+        _, dk, dv = torch.autograd.grad(out[before + query].sum(), x)
+        seen = (dv.abs().sum((1, 2)) > 0).nonzero().flatten().tolist()
+        low = 0 if window is None else max(0, query - window)
+        high = query if causal else length - 1 if window is None else min(length - 1, query + window)
+        assert seen == list(range(before + low, before + high + 1))
+        assert set((dk.abs().sum((1, 2)) > 0).nonzero().flatten().tolist()) <= set(seen)
+
+
+def test_order_and_company_do_not_matter() -> None:
+    x, cu = qkv(LONG)
+    for causal, window in MASKS:
+        whole = attend(*x, cu, 200, causal=causal, half_window=window)
+        for i, length in enumerate(LONG):
+            alone = [t[cu[i] : cu[i + 1]] for t in x]
+            out = attend(
+                *alone, torch.tensor([0, length], dtype=torch.int32), length, causal=causal, half_window=window
+            )
+            assert (out - whole[cu[i] : cu[i + 1]]).abs().max() < 1e-6
+
+
+def test_strided_inputs() -> None:
+    """q, k, v as slices of one projection, which is how the encoder calls it."""
+    packed = torch.randn(sum(LONG), 3, 3, 16, requires_grad=True)
+    cu = torch.tensor([0, *itertools.accumulate(LONG)], dtype=torch.int32)
+    for causal, window in MASKS:
+        out = attend(*packed.unbind(1), cu, 200, causal=causal, half_window=window)
+        expected = reference(*packed.unbind(1), cu, 200, causal, window)
+        assert error(out, expected) < 1e-6
+        (ours,), (theirs,) = grads(out, [packed]), grads(expected, [packed])
+        assert error(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize(("causal", "window"), MASKS)
+def test_bf16_errs_at_most_twice_as_much_as_the_plain_bf16(causal: bool, window: int | None) -> None:
+    x, cu = qkv(LENGTHS, size=32)
+    half = [t.detach().bfloat16().requires_grad_() for t in x]
+    exact = [t.detach().float().requires_grad_() for t in half]
+    truth = reference(*exact, cu, 700, causal, window)
+    plain = reference(*half, cu, 700, causal, window)
+    out = attend(*half, cu, 700, causal=causal, half_window=window)
+    assert out.dtype == torch.bfloat16
+    assert error(out, truth) <= 2 * error(plain, truth) + 1e-5
+    for ours, theirs, wanted in zip(grads(out, half), grads(plain, half), grads(truth, exact), strict=True):
+        assert error(ours, wanted) <= 2 * error(theirs, wanted) + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("cu", "longest"),
+    [([1, 9], 9), ([0, 8], 9), ([0, 10], 10), ([0, 4, 4, 9], 9), ([0, 5, 3, 9], 9), ([0, 9], 8), ([0], 9), ([0, 9], 0)],
+)
+def test_wrong_boundaries_are_refused(cu: list[int], longest: int) -> None:
+    x, _ = qkv((9,))
+    with pytest.raises(ValueError, match="cu_seqlens|max_seqlen"):
+        attend(*x, torch.tensor(cu, dtype=torch.int32), longest, causal=False, half_window=None)
+
+
+def test_wrong_types_are_refused() -> None:
+    x, cu = qkv((9,))
+    with pytest.raises(ValueError, match="int32"):
+        attend(*x, cu.long(), 9, causal=False, half_window=None)
+    with pytest.raises(ValueError, match="host int"):
+        attend(*x, cu, torch.tensor(9), causal=False, half_window=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="alike"):
+        attend(x[0], x[1][:8], x[2], cu, 9, causal=False, half_window=None)
+    with pytest.raises(ValueError, match="half_window"):
+        attend(*x, cu, 9, causal=False, half_window=0)
+
+
+def test_back_ends() -> None:
+    cpu = torch.device("cpu")
+    assert choose(cpu) == "sdpa"
+    available("auto", cpu)
+    for name in ("flash", "torch_varlen"):
+        with pytest.raises(Failure, match="CUDA"):
+            available(name, cpu)
+
+
+def test_a_local_layer_costs_the_same_per_token_at_any_length() -> None:
+    """8,192 tokens as 16 documents or as one: O(T x window), where O(T x length) would cost 16 times as much."""
+
+    def seconds(length: int) -> float:
+        x, cu = qkv((length,) * (8192 // length), heads=2, size=32)
+        best = math.inf
+        for _ in range(3):
+            begin = time.perf_counter()
+            grads(attend(*x, cu, length, causal=False, half_window=64), x)
+            best = min(best, time.perf_counter() - begin)
+        return best
+
+    seconds(512)
+    assert seconds(8192) < 3 * seconds(512)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("backend", ["flash", "torch_varlen"])
+@pytest.mark.parametrize(("causal", "window"), MASKS)
+def test_gpu_kernels(backend: str, causal: bool, window: int | None) -> None:
+    device = torch.device("cuda")
+    try:
+        available(backend, device)
+    except Failure as error_:
+        pytest.skip(str(error_))
+    x, cu = qkv(LENGTHS, size=64)
+    half = [t.detach().to(device, torch.bfloat16).requires_grad_() for t in x]
+    exact = [t.detach().float().requires_grad_() for t in half]
+    cu = cu.to(device)
+    truth = reference(*exact, cu, 700, causal, window)
+    plain = reference(*half, cu, 700, causal, window)
+    out = attend(*half, cu, 700, causal=causal, half_window=window, backend=backend)
+    assert error(out, truth) <= 2 * error(plain, truth) + 1e-4
+    for ours, theirs, wanted in zip(grads(out, half), grads(plain, half), grads(truth, exact), strict=True):
+        assert error(ours, wanted) <= 2 * error(theirs, wanted) + 1e-4
+    changed = [t.detach().clone() for t in half]
+    for t in changed:
+        t[cu[4] : cu[5]] = 3.0
+    other = attend(*changed, cu, 700, causal=causal, half_window=window, backend=backend)
+    assert torch.equal(out[: cu[4]], other[: cu[4]])
+    assert torch.equal(out[cu[5] :], other[cu[5] :])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_auto_takes_no_slow_path_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose(torch.device("cuda")) in ("flash", "torch_varlen")
+
+
+def test_auto_on_a_gpu_without_kernels_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise ImportError
+
+    monkeypatch.setattr(attention, "_flash_kernel", absent)
+    monkeypatch.setattr(attention, "_torch_kernel", absent)
+    choose.cache_clear()
+    with pytest.raises(Failure, match="flash-attn"):
+        choose(torch.device("cuda"))

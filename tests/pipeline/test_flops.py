@@ -1,0 +1,56 @@
+"""FLOP accounting: equal to counting query-key pairs one by one, and to what torch counts of matrix products."""
+
+import numpy as np
+import pytest
+import torch
+from modernbert import config, documents, labelled
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline import attention
+from pipeline.encoder import Encoder
+from pipeline.flops import attended_pairs, device_peak, step_flops
+from pipeline.loss import LossModel
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 5, 64])
+def test_pairs_equal_counting_them(causal: bool, window: int | None) -> None:
+    lengths = [1, 2, 6, 7, 64, 65, 66, 130]
+    counted = 0
+    for n in lengths:
+        distance = np.subtract.outer(np.arange(n), np.arange(n))
+        seen = np.ones((n, n), bool) if window is None else np.abs(distance) <= window
+        counted += int((seen & (distance >= 0) if causal else seen).sum())
+    assert attended_pairs(np.array(lengths), causal, window) == counted
+
+
+def test_step_equals_what_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers global and bidirectional, attention as plain matrix products: then torch's own counter sees every FLOP."""
+
+    def plain(q, k, v, cu_seqlens, max_seqlen, causal, half_window):  # type: ignore[no-untyped-def]
+        parts = []
+        for i in range(len(cu_seqlens) - 1):
+            a, b, c = (x[cu_seqlens[i] : cu_seqlens[i + 1]].transpose(0, 1) for x in (q, k, v))
+            parts.append((a @ b.transpose(1, 2)).softmax(-1).matmul(c).transpose(0, 1))
+        return torch.cat(parts)
+
+    monkeypatch.setitem(attention._BACKENDS, "sdpa", plain)
+    encoder = Encoder.random(config(global_attn_every_n_layers=1), seed=0, attention="sdpa")
+    batch = labelled(documents((5, 30, 70)))
+    with FlopCounterMode(display=False) as counter:
+        LossModel(encoder)(batch, causal=False).backward()
+    assert step_flops(encoder.config, [batch], causal=False) == counter.get_total_flops()
+
+
+def test_micro_batches_add_up() -> None:
+    of = config()
+    one, two = labelled(documents((5, 200))), labelled(documents((70,)))
+    for causal in (False, True):
+        assert step_flops(of, [one, two], causal) == step_flops(of, [one], causal) + step_flops(of, [two], causal)
+    assert step_flops(of, [one], True) < step_flops(of, [one], False)
+
+
+def test_the_peak_of_this_cpu_is_plausible() -> None:
+    peak = device_peak(torch.device("cpu"))
+    assert peak is not None
+    assert 1e9 < peak < 1e14

@@ -1,0 +1,103 @@
+"""The fused loss: equal to cross-entropy over whole logits, in chunks of any size."""
+
+import pytest
+import torch
+from modernbert import config, documents, error, labelled
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
+
+from pipeline import loss as loss_module
+from pipeline.batch import PackedBatch
+from pipeline.encoder import Encoder
+from pipeline.loss import LossModel, linear_cross_entropy
+
+
+def inputs(labels: int, size: int = 24, vocabulary: int = 97) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(labels)
+    hidden = torch.randn(labels, size, generator=generator, requires_grad=True)
+    weight = torch.randn(vocabulary, size, generator=generator, requires_grad=True)
+    bias = torch.randn(vocabulary, generator=generator, requires_grad=True)
+    return hidden, weight, bias, torch.randint(vocabulary, (labels,), generator=generator)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("labels", [1, 6, 7, 8, 50])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_equals_cross_entropy_in_chunks_of_any_size(
+    chunk: int, labels: int, with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", chunk * 97)
+    hidden, weight, bias, target = inputs(labels)
+    leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
+    total = linear_cross_entropy(hidden, weight, bias if with_bias else None, target)
+    expected = cross_entropy(linear(hidden, weight, bias if with_bias else None), target, reduction="sum")
+    assert error(total, expected) < 1e-6
+    for a, b in zip(torch.autograd.grad(total * 0.3, leaves), torch.autograd.grad(expected * 0.3, leaves), strict=True):
+        assert error(a, b) < 1e-5
+
+
+def test_no_labels_is_a_loss_of_zero_with_zero_gradients() -> None:
+    hidden, weight, bias, target = inputs(0)
+    total = linear_cross_entropy(hidden, weight, bias, target)
+    total.backward()
+    assert float(total) == 0
+    assert float(weight.grad.abs().sum()) == 0  # type: ignore[union-attr]
+    assert hidden.grad is not None
+
+
+def test_huge_logits_do_not_overflow() -> None:
+    hidden, weight, bias, target = inputs(5)
+    total = linear_cross_entropy(hidden * 1e4, weight, bias, target)
+    assert error(total, cross_entropy(linear(hidden * 1e4, weight, bias), target, reduction="sum")) < 1e-6
+
+
+def test_bf16_sums_in_float32() -> None:
+    hidden, weight, bias, target = inputs(2000)
+    half = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight, bias)]
+    exact = [x.detach().float().requires_grad_() for x in half]
+    total = linear_cross_entropy(half[0], half[1], half[2], target)
+    truth = cross_entropy(linear(exact[0], exact[1], exact[2]), target, reduction="sum")
+    plain = cross_entropy(linear(half[0], half[1], half[2]), target, reduction="sum")
+    assert total.dtype == torch.float32
+    assert error(total, truth) < 1e-3
+    for a, b, c in zip(
+        torch.autograd.grad(total, half), torch.autograd.grad(plain, half), torch.autograd.grad(truth, exact), strict=True
+    ):
+        assert error(a, c) <= 2 * error(b, c)
+
+
+def test_extra_memory_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8,192 labels and 50,368 classes no tensor above 128 MiB is made, the gradients of the weights apart."""
+    largest = 0
+    vocabulary, size = 50_368, 8
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                largest = max(largest, out.numel() * out.element_size())
+            return out
+
+    hidden = torch.randn(700, size, requires_grad=True)  # more than two chunks
+    weight = torch.randn(vocabulary, size, requires_grad=True)
+    with Watch():
+        linear_cross_entropy(hidden, weight, None, torch.zeros(700, dtype=torch.int64)).backward()
+    assert 0 < largest <= 128 << 20
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_loss_model_counts_labelled_positions_only(causal: bool) -> None:
+    encoder = Encoder.random(config(), seed=0, attention="sdpa")
+    batch = labelled(documents((5, 30, 70)))
+    logits = encoder.logits(encoder(batch, causal))
+    expected = cross_entropy(logits[batch.label_positions], batch.labels, reduction="sum")
+    assert error(LossModel(encoder)(batch, causal), expected) < 1e-6
+
+
+def test_batch_without_labels() -> None:
+    encoder = Encoder.random(config(), seed=0, attention="sdpa")
+    loss = LossModel(encoder)(PackedBatch.from_documents(documents((5, 3))), causal=True)
+    loss.backward()
+    assert float(loss) == 0
+    assert all(p.grad is not None and float(p.grad.abs().sum()) == 0 for p in encoder.parameters())
