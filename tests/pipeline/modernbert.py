@@ -1,7 +1,6 @@
 """Small ModernBERT models of every kind, made by transformers, for the tests of our own encoder."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,10 @@ from pipeline.encoder import Encoder
 # Around every edge of a window of 64 and of the blocks that the CPU kernels work in.
 LENGTHS = (1, 2, 63, 64, 65, 66, 128, 129, 700)
 VOCABULARY = 301
+
+torch.set_num_threads(
+    1
+)  # on tensors this small, and a busy machine, threads wait for each other far longer than they work
 
 
 def config(**fields: Any) -> ModernBertConfig:
@@ -78,13 +81,3 @@ def error(a: Tensor, b: Tensor) -> float:
     """Largest difference relative to the largest value of `b`."""
     a, b = a.detach().double(), b.detach().double()
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

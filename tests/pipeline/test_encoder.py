@@ -67,7 +67,10 @@ def dense_causal(encoder: Encoder, batch: PackedBatch) -> Tensor:
 
     def turn(x: Tensor, theta: float) -> Tensor:
         angle = batch.position_ids[:, None] * theta ** (-torch.arange(0, size, 2).double() / size)
-        z = torch.complex(x[..., : size // 2], x[..., size // 2 :]) * torch.polar(torch.ones_like(angle), angle)[:, None]
+        z = (
+            torch.complex(x[..., : size // 2], x[..., size // 2 :])
+            * torch.polar(torch.ones_like(angle), angle)[:, None]
+        )
         return torch.cat([z.real, z.imag], -1)
 
     x = norm(weights["model.embeddings.tok_embeddings.weight"][batch.input_ids], "model.embeddings.norm")
@@ -155,7 +158,9 @@ def test_order_and_company_of_documents_do_not_matter(encoder: Encoder, causal: 
     with torch.no_grad():
         whole = encoder(PackedBatch.from_documents(docs), causal).split([len(d) for d in docs])
         order = [3, 0, 5, 1]  # permuted, and two deleted
-        some = encoder(PackedBatch.from_documents([docs[i] for i in order]), causal).split([len(docs[i]) for i in order])
+        some = encoder(PackedBatch.from_documents([docs[i] for i in order]), causal).split(
+            [len(docs[i]) for i in order]
+        )
     for i, part in zip(order, some, strict=True):
         assert error(part, whole[i]) < 1e-6
 
@@ -324,7 +329,7 @@ def test_weights_that_are_not_finite_are_not_saved(encoder: Encoder, tmp_path: P
     broken.load_state_dict(encoder.state_dict())
     with torch.no_grad():
         broken.head.dense.weight[0, 0] = torch.inf
-    with pytest.raises(Failure, match="head.dense.weight"):
+    with pytest.raises(Failure, match=r"head\.dense\.weight"):
         broken.save_pretrained(tmp_path / "out")
 
 
