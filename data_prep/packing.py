@@ -10,8 +10,8 @@ closed by nothing. The pieces of a row are then shuffled, as otherwise every row
 
 Whole documents alone cannot always fill rows: articles of 5,000 tokens leave 15 % of rows of 8,192 empty. Where the fill
 of all rows so far would fall below `fill`, the longest waiting piece is cut to close the row, and its rest goes on waiting
-(such articles: one in five is cut, and the fill is above 99 %). The last 32 rows are packed without cuts, so that a small
-corpus keeps its documents whole; `fill` 0 never cuts what fits a row.
+(such articles: one in five is cut for a fill of 99.5 %). A corpus that fits the buffer and 1,000 rows keeps all
+documents whole that fit a row, since little is to be won there; so does every corpus with `fill` 0.
 
 The rows depend on the order of the documents and the arguments, and on nothing else.
 """
@@ -30,7 +30,7 @@ BUFFER_TOKENS = 1 << 22  # 8 MB of uint16; 512 rows of 8,192
 BUFFER_PIECES = 1 << 14  # keeps the sorted list of very short pieces quick to change
 CANDIDATES = 96  # of a subset sum: 30 microseconds at row length 8,192
 FILL = 0.995  # share of all rows' space below which documents are cut
-UNCUT_ROWS = 32  # at the end
+SMALL = 1000  # rows of a corpus too small for cuts
 
 
 def split(document: Tokens, row_length: int) -> list[Tokens]:
@@ -76,7 +76,8 @@ class BestFit:
         self.buffer_pieces = buffer_pieces
         self.pieces = 0  # made so far
         self.rows = 0  # taken so far
-        self._empty = 0  # space in them, tokens
+        self._given = 0  # tokens
+        self._empty = 0  # space in the rows taken, tokens
         self._tokens = 0  # waiting
         self._waiting: dict[int, Tokens] = {}  # by the number of the piece
         self._order: list[tuple[int, int]] = []  # (length, number) of each waiting piece, sorted
@@ -91,6 +92,7 @@ class BestFit:
 
     def add(self, document: Tokens) -> Iterator[Row]:
         """Give one document [n], n > 0; yields the rows that leave the buffer for it (exhaust the iterator)."""
+        self._given += len(document)
         for piece in split(document, self.row_length):
             self._wait(piece)
         while self._tokens > self.buffer_tokens or len(self._order) > self.buffer_pieces:
@@ -125,7 +127,8 @@ class BestFit:
                 space -= len(chosen[-1])
         self.rows += 1
         too_empty = self._empty + space > (1 - self.fill) * self.rows * self.row_length
-        if too_empty and self.fill and self._tokens > UNCUT_ROWS * self.row_length:
+        large = self._given >= min(SMALL * self.row_length, self.buffer_tokens)
+        if space and too_empty and large and self.fill and self._order:
             longest = self._pop(-1)
             chosen.append(longest[:space])
             self._wait(longest[space:])
