@@ -43,7 +43,7 @@ class TokenizerInfo(_Strict):
     digest: str  # `tokenizer_digest` of tokenizer.json
     vocabulary: int  # ids are below this
     special: dict[str, int]  # such as {"[CLS]": 0, "[SEP]": 1}: every special token; never masked, never random
-    roles: dict[str, int] = {}  # of "cls", "sep", "mask", "pad" and, where there is one, "unk"
+    roles: dict[str, int]  # of "cls", "sep", "mask", "pad" and, where there is one, "unk"
 
 
 class Counts(_Strict):

@@ -108,12 +108,10 @@ def _encoder(recipe: Recipe, manifest: Manifest, device: torch.device) -> tuple[
     if recipe.model.init is None:
         fields = dict(recipe.model.config or {})
         fields.setdefault("vocab_size", tokenizer.vocabulary)
-        for role, names in {"pad": ["[PAD]", "<pad>"], "cls": ["[CLS]", "<s>"], "sep": ["[SEP]", "</s>"]}.items():
-            found = next((tokenizer.special[name] for name in names if name in tokenizer.special), None)
-            if found is not None:
-                fields.setdefault(f"{role}_token_id", found)
-        fields.setdefault("bos_token_id", fields.get("cls_token_id"))
-        fields.setdefault("eos_token_id", fields.get("sep_token_id"))
+        roles = tokenizer.roles
+        of_config = {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
+        for name, role in of_config.items():
+            fields.setdefault(f"{name}_token_id", roles[role])
         config = from_config_fields(fields)
         encoder = Encoder.random(config, recipe.seed, recipe.model.attention)
         init: dict[str, Any] = {"name": None, "random_seed": recipe.seed}

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.errors import Failure
 from data_prep.rows import Row, TokenizerInfo
 from pipeline.batch import PackedBatch
 
@@ -42,13 +41,7 @@ class Vocabulary:
 
     @classmethod
     def from_manifest(cls, info: TokenizerInfo) -> "Vocabulary":
-        if "[MASK]" in info.special:
-            mask = info.special["[MASK]"]
-        elif "<mask>" in info.special:
-            mask = info.special["<mask>"]
-        else:
-            raise Failure("the rows' tokenizer has no mask token ([MASK] or <mask>)")
-        return cls(info.vocabulary, tuple(sorted(set(info.special.values()))), mask)
+        return cls(info.vocabulary, tuple(sorted(set(info.special.values()))), info.roles["mask"])
 
     @cached_property
     def ordinary(self) -> NDArray[np.int64]:

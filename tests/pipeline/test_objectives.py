@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from data_prep.rows import Row, TokenizerInfo
 from pipeline.objectives import Objective, Vocabulary, clm_labels, generator, label, mlm_labels, pack
@@ -83,9 +82,10 @@ def test_rows_of_a_batch_keep_their_labels() -> None:
     assert batch.row_ids == (10, 11, 12)
 
 
-def test_the_mask_token_is_found_by_name() -> None:
-    info = {"name": "t", "digest": "d", "vocabulary": 10}
-    special = {"<mask>": 4, "</s>": 2}
-    assert Vocabulary.from_manifest(TokenizerInfo(**info, special=special)).mask == 4
-    with pytest.raises(Exception, match="no mask token"):
-        Vocabulary.from_manifest(TokenizerInfo(**info, special={"</s>": 2}))
+def test_the_manifest_names_the_mask_token() -> None:
+    special = {"<s>": 0, "</s>": 2, "<mask>": 4}
+    roles = {"cls": 0, "sep": 2, "pad": 2, "mask": 4}
+    info = TokenizerInfo(name="t", digest="d", vocabulary=10, special=special, roles=roles)
+    vocabulary = Vocabulary.from_manifest(info)
+    assert (vocabulary.mask, vocabulary.special) == (4, (0, 2, 4))
+    assert vocabulary.ordinary.tolist() == [1, 3, 5, 6, 7, 8, 9]
