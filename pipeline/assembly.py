@@ -110,8 +110,8 @@ def _encoder(recipe: Recipe, manifest: Manifest, device: torch.device) -> tuple[
         fields.setdefault("vocab_size", tokenizer.vocabulary)
         roles = tokenizer.roles
         of_config = {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
-        for name, role in of_config.items():
-            fields.setdefault(f"{name}_token_id", roles[role])
+        for field, role in of_config.items():
+            fields.setdefault(f"{field}_token_id", roles[role])
         config = from_config_fields(fields)
         encoder = Encoder.random(config, recipe.seed, recipe.model.attention)
         init: dict[str, Any] = {"name": None, "random_seed": recipe.seed}
