@@ -1,26 +1,12 @@
-"""What the tests of data preparation share: a way to run commands, small tokenizers, small corpora, rows read back."""
+"""Fixtures of the data preparation tests: a way to run commands, and a small tokenizer."""
 
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from data_prep_helpers import Result, save_word_tokenizer
 
 from data_prep.__main__ import main
-from data_prep.rows import Rows
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
@@ -36,48 +22,6 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     return call
 
 
-def write_jsonl(path: Path, texts: Iterable[Any], field: str = "text") -> Path:
-    path.write_text("".join(json.dumps({"id": f"n{i}", field: text}) + "\n" for i, text in enumerate(texts)), "utf-8")
-    return path
-
-
-def save_word_tokenizer(folder: Path, words: int, pre_tokenizer: Any = None) -> Path:
-    """A word-level tokenizer that knows w5, w6 ... up to the id `words` - 1; a text of n words gives n + 2 tokens."""
-    vocabulary = {token: number for number, token in enumerate(SPECIAL)}
-    vocabulary |= {f"w{number}": number for number in range(len(SPECIAL), words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    folder.mkdir(parents=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
 @pytest.fixture(scope="session")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_word_tokenizer(tmp_path_factory.mktemp("tokenizer") / "words", 1000)
-
-
-def encoded(folder: Path, texts: Iterable[str]) -> list[tuple[int, ...]]:
-    """The ids the tokenizers library itself gives, one text at a time."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True
-    return [tuple(tokenizer.encode(text).ids) for text in texts]
-
-
-def pieces(folder: Path) -> list[tuple[int, ...]]:
-    """All pieces of all rows, in the order they are stored."""
-    found = []
-    for row in Rows(folder):
-        start = 0
-        for length in row.lengths.tolist():
-            found.append(tuple(row.tokens[start : start + length].tolist()))
-            start += length
-    return found
-
-
-def manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "manifest.json").read_text("utf-8"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from conftest import Result, save_word_tokenizer, write_jsonl
+from data_prep_helpers import Result, save_word_tokenizer, write_jsonl
 from tokenizers import Tokenizer
 
 Cli = Callable[..., Result]

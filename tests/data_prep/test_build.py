@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from conftest import SHARED, SPECIAL, Result, encoded, manifest, pieces, save_word_tokenizer, write_jsonl
+from data_prep_helpers import SHARED, SPECIAL, Result, encoded, manifest, pieces, save_word_tokenizer, write_jsonl
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from data_prep.build import batches, normalised, split_of

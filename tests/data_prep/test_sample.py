@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from conftest import Result
+from data_prep_helpers import Result
 
 from data_prep.sample import documents
 from data_prep.sample_facts import SPECIALTIES, diseases, symptoms

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Result, pieces, write_jsonl
+from data_prep_helpers import Result, pieces, write_jsonl
 from transformers import AutoTokenizer
 
 from data_prep.sample import documents

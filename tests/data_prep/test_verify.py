@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Result, manifest, write_jsonl
+from data_prep_helpers import Result, manifest, write_jsonl
 from streaming import MDSWriter
 
 from data_prep.__main__ import main
