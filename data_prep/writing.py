@@ -1,5 +1,6 @@
 """Where a build's output goes: written aside, complete or absent, readable by its owner only."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -95,8 +96,6 @@ class RowsWriter:
 
     def finish(self, sources: list[tuple[str, int]], dropped: dict[str, int]) -> Manifest:
         """Write what still waits, the index, the tokenizer, and last the manifest; `sources` are (sha256, bytes)."""
-        import json
-
         for row in self.packer.finish():
             self._write(row)
         self._writer.finish()
