@@ -208,7 +208,7 @@ def enter_phase(recipe: Recipe, index: int, parts: Parts) -> State:
 def _load(engine: Engine, checkpoint: Checkpoint, keep: bool) -> None:
     if set(checkpoint.names()) != set(engine.parameters):
         raise Failure(f"checkpoint {checkpoint.folder} is of another model: its weights have other names")
-    engine.load(checkpoint.weights, checkpoint.moments if keep else None, checkpoint.state.adam_step)
+    engine.load(checkpoint.tensor, checkpoint.state.adam_step if keep else None)
 
 
 def described(recipe: Recipe, index: int, state: State, validation: dict[str, Any]) -> dict[str, Any]:

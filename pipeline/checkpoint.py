@@ -26,7 +26,8 @@ from data_prep.errors import Failure
 from data_prep.rows import TOKENIZER
 from pipeline.distributed import Agreement
 from pipeline.encoder import read_config, write_config
-from pipeline.engine import STATES, Engine
+from pipeline.engine import Engine
+from pipeline.zero import STATES
 
 LATEST = "latest"
 
@@ -98,8 +99,9 @@ def save(folder: Path, engine: Engine, state: State, tokenizer: Path, agreement:
 
     _written(begin, folder, agreement)
     for name in ("weights", *STATES):
-        pairs = engine.weights() if name == "weights" else engine.moments(name)
-        tensors = {key: tensor for key, tensor in pairs if leads}  # every rank takes part in gathering each
+        tensors = {
+            key: tensor for key, tensor in engine.tensors(name) if leads
+        }  # every rank takes part in gathering each
         _written(partial(_save_tensors, aside / f"{name}.safetensors", tensors), folder, agreement)
     _written(finish, folder, agreement)
     return final
@@ -145,16 +147,11 @@ class Checkpoint:
             raise Failure(f"checkpoint {folder} cannot be read ({type(error).__name__}): is it complete?") from None
         self.config = read_config(folder)
 
-    def weights(self, name: str) -> Tensor:
-        return self._tensor("weights", name)
-
-    def moments(self, key: str, name: str) -> Tensor:
-        return self._tensor(key, name)
-
     def names(self) -> list[str]:
         return list(self._files["weights"].keys())
 
-    def _tensor(self, file: str, name: str) -> Tensor:
+    def tensor(self, file: str, name: str) -> Tensor:
+        """`file` is "weights", "exp_avg" or "exp_avg_sq"."""
         try:
             tensor: Tensor = self._files[file].get_tensor(name)
             return tensor

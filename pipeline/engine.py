@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from pipeline.distributed import Ranks, rendezvous
 from pipeline.encoder import Encoder
 from pipeline.loss import LossModel
 from pipeline.recipe import Recipe, deepspeed_file
+from pipeline.zero import STATES, Partitions
 
-STATES = ("exp_avg", "exp_avg_sq")
 PREFIX = "encoder."  # LossModel's, not part of a parameter's name
 
 # What a DeepSpeed file may not set: the recipe owns it.
@@ -76,21 +77,22 @@ def accumulation(recipe: Recipe, ranks: Ranks) -> int:
 
 
 def read_deepspeed_file(recipe: Recipe) -> dict[str, Any]:
-    path = deepspeed_file(recipe)
+    """The DeepSpeed file, with its ZeRO stage checked and float32 gradient accumulation demanded."""
+    name = recipe.engine.deepspeed
     try:
-        config: dict[str, Any] = json.loads(path.read_text())
+        config: dict[str, Any] = json.loads(deepspeed_file(recipe).read_text())
     except OSError:
-        raise UsageError(f"engine.deepspeed: {recipe.engine.deepspeed} cannot be read") from None
+        raise UsageError(f"engine.deepspeed: {name} cannot be read") from None
     except ValueError:
-        raise UsageError(f"engine.deepspeed: {recipe.engine.deepspeed} is not JSON") from None
+        raise UsageError(f"engine.deepspeed: {name} is not JSON") from None
     for key in config:
         if key in OWNED:
-            raise UsageError(
-                f"engine.deepspeed: {recipe.engine.deepspeed} sets {key}, which the recipe owns: {OWNED[key]}"
-            )
-    stage = config.get("zero_optimization", {}).get("stage")
-    if stage != 1:
-        raise UsageError(f"engine.deepspeed: zero_optimization.stage must be 1 in this version (given: {stage})")
+            raise UsageError(f"engine.deepspeed: {name} sets {key}, which the recipe owns: {OWNED[key]}")
+    if config.get("zero_optimization", {}).get("stage") not in (0, 1, 2, 3):
+        raise UsageError(f"engine.deepspeed: {name} must set zero_optimization.stage to 0, 1, 2 or 3")
+    if config.get("data_types", {}).get("grad_accum_dtype") != "fp32":
+        # DeepSpeed's default is the model's dtype, in which long accumulation drifts.
+        raise UsageError(f'engine.deepspeed: {name} must set data_types.grad_accum_dtype to "fp32"')
     return config
 
 
@@ -107,27 +109,50 @@ class Engine:
         import deepspeed
 
         self.accumulation = accumulation(recipe, ranks)
-        self.ranks, self.device = ranks, device
+        self.ranks, self.device, self.clip = ranks, device, recipe.optimizer.clip
         config = read_deepspeed_file(recipe)
-        half = resolve_precision(recipe, device) == "bf16"
+        zero = config["zero_optimization"]
+        self.stage: int = zero["stage"]
+        precision = resolve_precision(recipe, device)
+        if precision == "bf16" and not self.stage:
+            raise UsageError(
+                "precision bf16 needs ZeRO stage 1, 2 or 3, which keep the float32 masters; or use bf16_autocast"
+            )
+        self._autocast = precision == "bf16_autocast"
         config |= {
             "train_batch_size": recipe.batch.rows,
             "train_micro_batch_size_per_gpu": recipe.batch.rows_per_device,
             "gradient_accumulation_steps": self.accumulation,
-            "gradient_clipping": recipe.optimizer.clip or 0.0,
-            "bf16": {"enabled": half},
+            "gradient_clipping": (self.clip or 0.0) if self.stage else 0.0,  # at stage 0 we clip ourselves
+            "bf16": {"enabled": precision == "bf16"},
+            "zero_allow_untested_optimizer": True,  # StableAdamW is ours
+            "zero_force_ds_cpu_optimizer": False,  # torch's AdamW on offloaded partitions: nothing to compile
         }
         model = LossModel(encoder)
-        named = [(name.removeprefix(PREFIX), parameter) for name, parameter in model.named_parameters()]
-        built = optimizers.build(named, recipe.optimizer, device)
+        self.parameters = {name.removeprefix(PREFIX): parameter for name, parameter in model.named_parameters()}
+        offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
+        fused = device.type == "cuda" and not offload
+        built = optimizers.build(self.parameters.items(), recipe.optimizer, fused)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=model, optimizer=built, config=config)
-        self.parameters: dict[str, torch.nn.Parameter] = dict(named)
-        self._create_state()
+        if self.stage == 3:
+            # Used in LossModel's own forward, not in the forward of the module that owns them.
+            for weight in {encoder.output_weight, encoder.decoder.bias} - {None}:
+                deepspeed.zero.register_external_parameter(model, weight)
+        self._state = Partitions(self._optimizer, self.stage, self.parameters, ranks, device)
+        self._frozen: set[str] = set()
+        self._frozen_groups: set[str] = set()
+        for name, parameter in self.parameters.items():
+            parameter.register_hook(lambda grad, name=name: torch.zeros_like(grad) if name in self._frozen else None)
 
     @property
     def encoder(self) -> Encoder:
         encoder: Encoder = self._engine.module.encoder
         return encoder
+
+    def freeze(self, groups: Collection[str]) -> None:
+        """Hold the weights of these groups (see `optimizer.group_of`) from now on; their gradients are 0, in the norm too."""
+        self._frozen = {name for name in self.parameters if optimizers.group_of(name) in groups}
+        self._frozen_groups = set(groups)
 
     # --- a step ---
 
@@ -135,89 +160,70 @@ class Engine:
         """One optimizer step over this rank's micro-batches of the window.
 
         `labels` is the count over all ranks, `rate` the learning rate. Returns the sum of this rank's losses, undivided,
-        and the global gradient norm before clipping; where that is not finite no weight has moved.
+        and the global gradient norm before clipping; where the norm is not finite no weight has moved.
         """
         assert len(batches) == self.accumulation
         self._engine.train()
         scale = self.ranks.world_size * self.accumulation / max(1, labels)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = 0.0 if group["name"] in self._frozen_groups else rate
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for batch in batches:
-            loss = self._engine(batch.to(self.device), causal)
+        norm: float | None = None
+        for number, batch in enumerate(batches, 1):
+            with self._precision():
+                loss = self._engine(batch.to(self.device), causal)
             total += loss.detach()
             self._engine.backward(loss * scale)
+            if not self.stage and number == self.accumulation:
+                norm = self._clip_whole_gradients()
             self._engine.step()
-        return float(total), float(self._engine.get_global_grad_norm())
+        if norm is None:
+            norm = float(self._engine.get_global_grad_norm())
+        return float(total), norm
+
+    def _precision(self) -> torch.autocast | nullcontext[None]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self._autocast else nullcontext()
+
+    @torch.no_grad()
+    def _clip_whole_gradients(self) -> float:
+        """Stage 0, where DeepSpeed reports no norm and steps on whatever it is: norm, clipping, and no step if not finite."""
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads]).square().sum().sqrt()
+        if not torch.isfinite(norm):
+            for parameter in self.parameters.values():
+                parameter.grad = None  # the optimizer passes over it
+        elif self.clip is not None:
+            for grad in grads:
+                grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+        return float(norm)
 
     @torch.no_grad()
     def evaluate(self, batch: PackedBatch, causal: bool) -> float:
         """Sum of the losses at the batch's labels; all ranks call it the same number of times."""
         self._engine.eval()
-        return float(self._engine(batch.to(self.device), causal))
+        with self._precision():
+            return float(self._engine(batch.to(self.device), causal))
 
-    # --- state by parameter name, the same for every number of ranks ---
-
-    def _partitions(self) -> list[Tensor]:
-        """This rank's float32 master of each parameter group, flat."""
-        found = getattr(self._optimizer, "single_partition_of_fp32_groups", None)
-        partitions: list[Tensor] = found if found is not None else self._optimizer.fp32_groups_flat_partition
-        return partitions
-
-    def _create_state(self) -> None:
-        """Zero moments and step, linked to the parameters: DeepSpeed would create them at the first step, and link only
-        the first group's."""
-        from deepspeed.utils import lazy_init_hp_params_optimizer_state
-
-        inner = self._optimizer.optimizer
-        groups = (
-            self._optimizer.bit16_groups if hasattr(self._optimizer, "bit16_groups") else self._optimizer.bf16_groups
-        )
-        for group, partition in zip(groups, self._partitions(), strict=True):
-            state = inner.state[partition]
-            for key in STATES:
-                state[key] = torch.zeros_like(partition)
-            state["step"] = torch.zeros(
-                (), dtype=torch.float32, device=self.device if self.device.type == "cuda" else None
-            )
-            lazy_init_hp_params_optimizer_state(group, partition, inner.state)
+    # --- state by parameter name, the same for every stage and number of ranks ---
 
     @property
     def adam_step(self) -> int:
-        return int(self._optimizer.optimizer.state[self._partitions()[0]]["step"])
+        """Optimizer steps since the moments began."""
+        return self._state.adam_step
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole float32 weights by name, on the CPU, one at a time; a collective call."""
-        from deepspeed.utils import safe_get_full_fp32_param
+    def tensors(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """Whole float32 `weights`, `exp_avg` or `exp_avg_sq` by name, on the CPU, one at a time; a collective call."""
+        for name in self.parameters:
+            yield name, self._state.gather(name, None if kind == "weights" else kind)
 
-        for name, parameter in self.parameters.items():
-            yield name, safe_get_full_fp32_param(parameter).cpu()
-
-    def moments(self, key: str) -> Iterator[tuple[str, Tensor]]:
-        """Whole float32 `exp_avg` or `exp_avg_sq` by name; a collective call."""
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        for name, parameter in self.parameters.items():
-            yield name, safe_get_full_optimizer_state(parameter, key).cpu()
-
-    @torch.no_grad()
-    def load(
-        self, weights: Callable[[str], Tensor], moments: Callable[[str, str], Tensor] | None, adam_step: int
-    ) -> None:
-        """Set weights, moments and Adam's step count; `moments` None: as if the optimizer were new."""
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
-        for name, parameter in self.parameters.items():
-            value = weights(name)
-            if value.shape != parameter.shape:
-                raise Failure(
-                    f"the checkpoint's {name} has shape {list(value.shape)}, the model's {list(parameter.shape)}"
-                )
-            value = value.to(self.device)
-            parameter.copy_(value)
-            safe_set_full_fp32_param(parameter, value)
-            for key in STATES:
-                state = torch.zeros_like(value) if moments is None else moments(key, name).to(self.device)
-                safe_set_full_optimizer_state(parameter, state, key)
-        for partition in self._partitions():
-            self._optimizer.optimizer.state[partition]["step"].fill_(0 if moments is None else adam_step)
+    def load(self, tensor: Callable[[str, str], Tensor], adam_step: int | None) -> None:
+        """Set weights, moments and Adam's step count from `tensor(kind, name)`; adam_step None: a new optimizer."""
+        for name in self.parameters:
+            value, shape = tensor("weights", name), self._state.shape(name)
+            if value.shape != shape:
+                raise Failure(f"the checkpoint's {name} has shape {list(value.shape)}, the model's {list(shape)}")
+            self._state.set_live(name, value)
+            self._state.scatter(name, value)
+            for kind in STATES:
+                self._state.scatter(name, torch.zeros_like(value) if adam_step is None else tensor(kind, name), kind)
+        self._state.adam_step = adam_step or 0

@@ -33,7 +33,7 @@ def export(checkpoint: Checkpoint, out: Path) -> Path:
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     lineage = checkpoint.state.lineage
-    weights = {name: checkpoint.weights(name) for name in checkpoint.names()}
+    weights = {name: checkpoint.tensor("weights", name) for name in checkpoint.names()}
     try:
         save(checkpoint.config, weights, aside)
         shutil.copytree(checkpoint.folder / TOKENIZER, aside, dirs_exist_ok=True)

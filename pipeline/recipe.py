@@ -153,7 +153,7 @@ class Batch(Strict):
 
 
 class Optimizer(Strict):
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "stable_adamw"] = "adamw"
     betas: tuple[Share, Share] = (0.9, 0.98)
     eps: Real = 1e-6
     weight_decay: Real = 0.05  # decoupled, times the learning rate, as torch.optim.AdamW; none on norms and biases
@@ -198,7 +198,7 @@ class Card(Strict):
 class Recipe(Strict):
     name: str
     model: Model
-    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: float32 on a CPU, bf16 on a GPU
+    precision: Literal["auto", "float32", "bf16", "bf16_autocast"] = "auto"  # auto: float32 on a CPU, bf16 on a GPU
     data: Data
     phases: list[Phase] = Field(min_length=1)
     batch: Batch
