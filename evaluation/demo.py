@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import Failure
-from pipeline.recipe import INSTALLED
+from pipeline.recipe_file import INSTALLED
 
 VOCABULARY = 2048
 ROW_LENGTH = 512

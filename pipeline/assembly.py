@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from data_prep.errors import Failure
-from data_prep.rows import Manifest, Rows, is_url, tokenizer_digest
+from data_prep.errors import Failure, UsageError
+from data_prep.rows import TOKENIZER, Rows, is_url, tokenizer_digest
 from pipeline.attention import choose
 from pipeline.checkpoint import Checkpoint, State
-from pipeline.data import Loader
-from pipeline.distributed import Agreement
+from pipeline.data import Loader, MixedRows
+from pipeline.distributed import Agreement, Ranks
 from pipeline.encoder import WEIGHTS, Encoder, from_config_fields, with_backend
 from pipeline.engine import Engine
 from pipeline.objectives import Vocabulary
-from pipeline.recipe import Recipe
-from pipeline.run import RunFolder, software
+from pipeline.recipe import OwnData, Recipe, Sources, frozen_groups, locations
+from pipeline.run import RunFolder, last_checkpoint, software
 from pipeline.validation import Validation
 
 
@@ -28,8 +28,9 @@ from pipeline.validation import Validation
 class Parts:
     folder: RunFolder
     engine: Engine
-    loader: Loader
+    loaders: list[Loader]  # of each phase
     validation: Validation | None
+    start: Checkpoint | None  # of another run, to branch from
     tokenizer: Path  # the rows' own
     facts: dict[str, Any]  # for the lineage
 
@@ -45,67 +46,102 @@ def assemble(recipe: Recipe, folder: RunFolder, agreement: Agreement, device: to
 
     agreement.together(claim)
     cache = _cache(recipe)
-    rows = agreement.together(lambda: Rows(recipe.data.rows, cache))
+    start = agreement.together(lambda: last_checkpoint(Path(recipe.start.checkpoint)) if recipe.start else None)
+    streams = agreement.together(lambda: _streams(recipe, cache))
     validation = recipe.data.validation
     held_out = agreement.together(lambda: Rows(validation, cache)) if validation else None
-    vocabulary = agreement.together(lambda: _compatible(rows, held_out))
-    encoder, init = agreement.together(lambda: _encoder(recipe, rows.manifest, device))
+    everything = [*(rows for stream in streams for rows in stream.sources), *([held_out] if held_out else [])]
+    vocabulary = agreement.together(lambda: _compatible(everything))
+    first = streams[0].sources[0]
+    encoder, init = agreement.together(lambda: _encoder(recipe, everything, start, device))
+    facts = _facts(recipe, streams, init)
 
     def record() -> None:
         if leads:
             attention = choose(device) if recipe.model.attention == "auto" else recipe.model.attention
-            folder.record_start(recipe, agreement.ranks, device, attention, rows.manifest.rows_digest)
+            folder.record_start(recipe, agreement.ranks, device, attention, [stream.digest for stream in streams])
             folder.clear_stop()
             if encoder.initialised:
                 print(f"initialised, for the model has none: {', '.join(encoder.initialised)}", flush=True)
 
     agreement.together(record)
-    batch = recipe.batch
+    batch, skip = recipe.batch, recipe.faults.skip_rows
     return Parts(
         folder=folder,
         engine=Engine(encoder, recipe, agreement.ranks, device),
-        loader=Loader(rows, recipe.data_seed, vocabulary, agreement.ranks, batch.rows, batch.rows_per_device),
+        loaders=[Loader(s, vocabulary, agreement.ranks, batch.rows, batch.rows_per_device, skip) for s in streams],
         validation=Validation(held_out, vocabulary, recipe, agreement) if held_out is not None else None,
-        tokenizer=agreement.together(rows.tokenizer_folder),
-        facts=_facts(recipe, rows.manifest, init),
+        start=start,
+        tokenizer=agreement.together(first.tokenizer_folder),
+        facts=facts,
     )
+
+
+def _streams(recipe: Recipe, cache: Path | None) -> list[MixedRows]:
+    """The row stream of each phase; phases on the same rows share one."""
+    opened: dict[str, MixedRows] = {}
+
+    def stream(given: Sources) -> MixedRows:
+        key = str(given)
+        if key not in opened:
+            proportions = [1.0] if isinstance(given, str) else [source.proportion for source in given]
+            opened[key] = MixedRows([Rows(place, cache) for place in locations(given)], proportions, recipe.data_seed)
+        return opened[key]
+
+    main = stream(recipe.data.rows)
+    streams = [stream(phase.data.rows) if isinstance(phase.data, OwnData) else main for phase in recipe.phases]
+    for row in recipe.faults.skip_rows:
+        if row >= max(len(s) for s in streams):
+            raise UsageError(f"faults.skip_rows: there is no row {row}")
+    return streams
 
 
 def _cache(recipe: Recipe) -> Path | None:
     """Where rows of a URL are kept: the recipe's folder, or one of this job's own."""
     if recipe.data.cache is not None:
         return Path(recipe.data.cache)
-    if not is_url(recipe.data.rows) and not is_url(recipe.data.validation or ""):
+    own = [phase.data.rows for phase in recipe.phases if isinstance(phase.data, OwnData)]
+    places = [place for given in (recipe.data.rows, *own) for place in locations(given)]
+    if not any(is_url(place) for place in (*places, recipe.data.validation or "")):
         return None
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("MASTER_PORT", "")
     return Path(tempfile.gettempdir()) / f"clm-detour-{os.getuid()}-{job}"
 
 
-def remove_cache(recipe: Recipe, agreement: Agreement) -> None:
+def remove_cache(recipe: Recipe, ranks: Ranks) -> None:
     """At the job's end: a cache of the job's own holds text that may not stay."""
     cache = _cache(recipe)
-    if cache is not None and recipe.data.cache is None:
-        agreement.barrier()
-        if agreement.ranks.local_rank == 0:
-            shutil.rmtree(cache, ignore_errors=True)
+    if cache is not None and recipe.data.cache is None and ranks.local_rank == 0:
+        shutil.rmtree(cache, ignore_errors=True)
 
 
-def _compatible(rows: Rows, held_out: Rows | None) -> Vocabulary:
-    if not len(rows) or (held_out is not None and not len(held_out)):
-        raise Failure(f"{rows.location if not len(rows) else held_out.location} holds no rows")  # type: ignore[union-attr]
-    if held_out is not None:
-        ours, theirs = rows.manifest.tokenizer.digest, held_out.manifest.tokenizer.digest
-        if ours != theirs:
+def _compatible(everything: list[Rows]) -> Vocabulary:
+    """All rows of a run hold ids of one tokenizer."""
+    first = everything[0].manifest.tokenizer
+    for rows in everything:
+        if not len(rows):
+            raise Failure(f"{rows.location} holds no rows")
+        digest = rows.manifest.tokenizer.digest
+        if digest != first.digest:
             raise Failure(
-                f"data.rows and data.validation were built with different tokenizers ({ours[:12]}, {theirs[:12]})"
+                f"{everything[0].location} and {rows.location} were built with different tokenizers "
+                f"({first.digest[:12]}, {digest[:12]}): build one of them again"
             )
-    return Vocabulary.from_manifest(rows.manifest.tokenizer)
+    return Vocabulary.from_manifest(first)
 
 
-def _encoder(recipe: Recipe, manifest: Manifest, device: torch.device) -> tuple[Encoder, dict[str, Any]]:
+def _encoder(
+    recipe: Recipe, everything: list[Rows], start: Checkpoint | None, device: torch.device
+) -> tuple[Encoder, dict[str, Any]]:
     """The encoder in float32 on its device, and where its weights come from, for the lineage."""
-    tokenizer = manifest.tokenizer
-    if recipe.model.init is None:
+    tokenizer = everything[0].manifest.tokenizer
+    if start is not None:
+        encoder = Encoder(start.config, recipe.model.attention)  # the weights follow when the phase is entered
+        ours = tokenizer_digest(start.folder / TOKENIZER)
+        if ours != tokenizer.digest:
+            raise Failure(f"the rows' tokenizer ({tokenizer.digest[:12]}) is not start.checkpoint's ({ours[:12]})")
+        init: dict[str, Any] = start.state.facts["init"]
+    elif recipe.model.init is None:
         fields = dict(recipe.model.config or {})
         fields.setdefault("vocab_size", tokenizer.vocabulary)
         roles = tokenizer.roles
@@ -114,7 +150,7 @@ def _encoder(recipe: Recipe, manifest: Manifest, device: torch.device) -> tuple[
             fields.setdefault(f"{field}_token_id", roles[role])
         config = from_config_fields(fields)
         encoder = Encoder.random(config, recipe.seed, recipe.model.attention)
-        init: dict[str, Any] = {"name": None, "random_seed": recipe.seed}
+        init = {"name": None, "random_seed": recipe.seed}
     else:
         encoder = Encoder.from_pretrained(recipe.model.init, recipe.model.attention, recipe.model.revision)
         folder = Path(recipe.model.init)
@@ -133,10 +169,19 @@ def _encoder(recipe: Recipe, manifest: Manifest, device: torch.device) -> tuple[
             "build the rows with the model's own tokenizer"
         )
     longest = encoder.config.max_position_embeddings
-    if manifest.row_length > longest:
-        raise Failure(
-            f"rows of {manifest.row_length} tokens are longer than the model's {longest} (max_position_embeddings)"
-        )
+    for rows in everything:
+        length = rows.manifest.row_length
+        if length > longest:
+            raise Failure(
+                f"{rows.location}: its rows of {length} tokens are longer than the model's max_position_embeddings {longest}"
+            )
+    layers = encoder.config.num_hidden_layers
+    for phase in recipe.phases:
+        unknown = frozen_groups(phase.frozen_layers) - {"embeddings", *map(str, range(layers))}
+        if unknown:
+            raise UsageError(
+                f"phase {phase.name}: frozen_layers names layer {min(unknown)}, but the model has 0 to {layers - 1}"
+            )
     encoder.activation_checkpointing = recipe.engine.activation_checkpointing
     return with_backend(encoder, device), init
 
@@ -149,21 +194,27 @@ def _digest(path: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _facts(recipe: Recipe, manifest: Manifest, init: dict[str, Any]) -> dict[str, Any]:
+def _facts(recipe: Recipe, streams: list[MixedRows], init: dict[str, Any]) -> dict[str, Any]:
     """What the export may tell: counts, digests, hyper-parameters; no path, file name, bucket, host or user."""
-    return {
-        "name": recipe.name,
-        "software": software(),
-        "init": init,
-        "rows": {
+
+    def described(rows: Rows) -> dict[str, Any]:
+        manifest = rows.manifest
+        return {
             "digest": manifest.rows_digest,
-            "tokenizer_digest": manifest.tokenizer.digest,
             "documents": manifest.counts.documents,
             "tokens": manifest.counts.tokens,
             "rows": manifest.counts.rows,
             "row_length": manifest.row_length,
             "dropped": manifest.counts.dropped,
-        },
+        }
+
+    sources = {rows.manifest.rows_digest: described(rows) for stream in streams for rows in stream.sources}
+    return {
+        "name": recipe.name,
+        "software": software(),
+        "init": init,
+        "tokenizer_digest": streams[0].sources[0].manifest.tokenizer.digest,
+        "rows": list(sources.values()),
         "batch_rows": recipe.batch.rows,
         "optimizer": recipe.optimizer.model_dump(mode="json"),
         "precision": recipe.precision,
@@ -174,35 +225,36 @@ def _facts(recipe: Recipe, manifest: Manifest, init: dict[str, Any]) -> dict[str
 
 
 def enter_phase(recipe: Recipe, index: int, parts: Parts) -> State:
-    """Bring the engine to where phase `index` stands: its own latest checkpoint, or the end of the phase before it.
+    """Bring the engine to where phase `index` stands: its own latest checkpoint, the end of the phase before it, or
+    another run's checkpoint.
 
     Always from disk, so that staged, continuous and resumed runs agree by construction.
     """
     phase, folder = recipe.phases[index], parts.folder
-    digest = parts.facts["rows"]["digest"]
+    digest = parts.loaders[index].rows.digest
+    parts.engine.freeze(frozen_groups(phase.frozen_layers))
     own = folder.latest(phase.name)
     if own is not None:
         if own.state.rows_digest != digest:
-            raise Failure("data.rows are not the rows that this run began with (their digests differ)")
+            raise Failure(f"the rows of phase {phase.name} are not those it began with (their digests differ)")
         _load(parts.engine, own, keep=True)
         return replace(own.state, history=own.state.history[:-1])
     fresh = State(phase.name, rows_digest=digest, facts=parts.facts)
-    if index == 0:
-        return fresh
-    before = recipe.phases[index - 1].name
-    last = folder.latest(before) if folder.done(before) else None
+    before = recipe.phases[index - 1].name if index else None
+    last = parts.start if before is None else folder.latest(before) if folder.done(before) else None
     if last is None:
+        if before is None:
+            return fresh
         raise Failure(f"phase {phase.name} starts from phase {before}, which is not done; run --phase {before} first")
-    if phase.data == "continue" and last.state.rows_digest != digest:
-        raise Failure("data.rows are not the rows that this run began with (their digests differ)")
     keep = phase.optimizer_state == "keep"
     _load(parts.engine, last, keep)
-    return replace(
-        fresh,
-        position=last.state.position if phase.data == "continue" else 0,
-        adam_step=last.state.adam_step if keep else 0,
-        history=last.state.history,
-    )
+    positions = dict(last.state.positions)
+    if phase.data == "restart":
+        positions.pop(digest, None)
+    elif phase.data == "continue" and last.state.positions and digest not in positions and index:
+        raise Failure("data.rows are not the rows that this run began with (their digests differ)")
+    adam_step = last.state.adam_step if keep else 0
+    return replace(fresh, positions=positions, adam_step=adam_step, history=last.state.history)
 
 
 def _load(engine: Engine, checkpoint: Checkpoint, keep: bool) -> None:
@@ -221,7 +273,10 @@ def described(recipe: Recipe, index: int, state: State, validation: dict[str, An
         "tokens": state.tokens,
         "budget": phase.tokens,
         "steps": state.step,
+        "skipped_steps": state.skipped,
+        "rows_digest": state.rows_digest,
         "learning_rate": phase.learning_rate.model_dump(mode="json"),
+        "frozen_layers": phase.frozen_layers,
         "optimizer_state": phase.optimizer_state,
         "validation": validation or None,
     }

@@ -30,6 +30,7 @@ from pipeline.engine import Engine
 from pipeline.zero import STATES
 
 LATEST = "latest"
+KEPT = ".keep"  # in a checkpoint that retention leaves alone
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,10 @@ class State:
     phase: str
     step: int = 0  # of the phase, finished
     tokens: int = 0  # of the phase
-    position: int = 0  # of the next row in the stream
+    rows_digest: str = ""  # of the rows that the phase trains on
+    positions: dict[str, int] = field(default_factory=dict)  # of the next row, in each stream so far, by rows' digest
     adam_step: int = 0
-    rows_digest: str = ""  # of the rows that `position` counts in
+    skipped: int = 0  # steps of the phase whose gradient was not finite
     history: list[dict[str, Any]] = field(default_factory=list)  # the phases so far, this one last, for the lineage
     facts: dict[str, Any] = field(
         default_factory=dict
@@ -52,14 +54,20 @@ class State:
         """What the export says of how the weights came to be."""
         return {**self.facts, "phases": self.history}
 
-    def after(self, tokens: int, rows: int) -> "State":
-        """The state one step on, which trained `tokens` tokens of `rows` rows."""
+    @property
+    def position(self) -> int:
+        """Of the next row in the phase's stream."""
+        return self.positions.get(self.rows_digest, 0)
+
+    def after(self, tokens: int, rows: int, applied: bool) -> "State":
+        """The state one step on, which took `tokens` tokens and `rows` positions; `applied`: the weights moved."""
         return replace(
             self,
             step=self.step + 1,
             tokens=self.tokens + tokens,
-            position=self.position + rows,
-            adam_step=self.adam_step + 1,
+            positions={**self.positions, self.rows_digest: self.position + rows},
+            adam_step=self.adam_step + applied,
+            skipped=self.skipped + (not applied),
         )
 
 
@@ -73,8 +81,8 @@ def write_aside(path: Path, text: str) -> None:
     os.replace(aside, path)
 
 
-def save(folder: Path, engine: Engine, state: State, tokenizer: Path, agreement: Agreement) -> Path:
-    """Save to folder/step-NNNNNNNN on rank 0 and point `latest` to it; a collective call.
+def save(folder: Path, engine: Engine, state: State, tokenizer: Path, agreement: Agreement, keep: bool = False) -> Path:
+    """Save to folder/step-NNNNNNNN on rank 0 and point `latest` to it; `keep`: for good. A collective call.
 
     Failure (on all ranks) where it cannot be written; what stood there before is untouched.
     """
@@ -92,9 +100,12 @@ def save(folder: Path, engine: Engine, state: State, tokenizer: Path, agreement:
     def finish() -> None:
         if leads:
             write_aside(aside / "state.json", json.dumps(asdict(state), indent=2) + "\n")
+            if keep:
+                (aside / KEPT).touch()
             if final.exists():
                 shutil.rmtree(final)
             aside.rename(final)
+            _sync(folder)
             write_aside(folder / LATEST, final.name + "\n")
 
     _written(begin, folder, agreement)
@@ -105,6 +116,15 @@ def save(folder: Path, engine: Engine, state: State, tokenizer: Path, agreement:
         _written(partial(_save_tensors, aside / f"{name}.safetensors", tensors), folder, agreement)
     _written(finish, folder, agreement)
     return final
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename outlast a crash of the machine."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -128,9 +148,10 @@ def _written(work: Callable[[], None], folder: Path, agreement: Agreement) -> No
 
 
 def retain(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what an interrupted save left."""
+    """Remove all but the newest `keep` checkpoints and those kept for good, and what an interrupted save left."""
     for path in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(path)
+        if not (path / KEPT).exists():
+            shutil.rmtree(path)
     for path in folder.glob(".step-*.tmp"):
         shutil.rmtree(path)
 

@@ -2,10 +2,12 @@
 
 Stream position g lies in epoch g // N and is row order(data_seed, epoch)[g mod N]. Step k of a phase that begins at
 position p takes positions p + k * rows to p + (k + 1) * rows, across epoch ends, and the ranks take slices of
-the step. The loader's whole state is one integer, the position. Resume, twins and masks follow from it.
+the step. The loader's whole state is one integer, the position. Resume, twins, mixing and masks follow from it.
 """
 
-from collections.abc import Generator
+import hashlib
+import json
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,16 +15,17 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.rows import Rows
+from data_prep.rows import Row, Rows
 from pipeline.batch import PackedBatch
 from pipeline.distributed import Ranks
-from pipeline.objectives import Objective, Vocabulary, label, pack
+from pipeline.objectives import LabelledRow, Objective, Vocabulary, label, pack
 
 SHUFFLE_BLOCK = 1 << 16  # rows: shuffled across that many neighbours, so that look-ahead touches few shards
+CYCLE = 1000  # positions of a mix in which each source has exactly its share, rounded to a thousandth
 
 
 class RowStream:
-    """Position to row index; each row comes once an epoch, in an order new to each epoch."""
+    """Position to row index in one source; each row comes once an epoch, in an order new to each epoch."""
 
     def __init__(self, shard_rows: NDArray[np.int64], data_seed: int) -> None:
         self.size = int(shard_rows.sum())
@@ -43,6 +46,62 @@ class RowStream:
         return int(self._order(epoch)[within])
 
 
+class Mix:
+    """Position to (source, position in that source): pure, and exact in every cycle of 1,000 positions."""
+
+    def __init__(self, proportions: Sequence[float], data_seed: int) -> None:
+        shares = np.array(proportions, float) / sum(proportions) * CYCLE
+        self.counts = np.floor(shares).astype(int)
+        for source in np.argsort(self.counts - shares, kind="stable")[
+            : CYCLE - self.counts.sum()
+        ]:  # largest remainders
+            self.counts[source] += 1
+        self._seed = data_seed
+        self._cycle = lru_cache(maxsize=4)(self._make_cycle)
+
+    def _make_cycle(self, cycle: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each position in a cycle: its source, and how many of that source came before it in the cycle."""
+        sources = np.repeat(np.arange(len(self.counts)), self.counts)
+        np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, cycle]))).shuffle(sources)
+        before = np.zeros(CYCLE, np.int64)
+        for source in range(len(self.counts)):
+            mine = sources == source
+            before[mine] = np.arange(mine.sum())
+        return sources, before
+
+    def __getitem__(self, position: int) -> tuple[int, int]:
+        cycle, within = divmod(position, CYCLE)
+        sources, before = self._cycle(cycle)
+        source = int(sources[within])
+        return source, int(cycle * self.counts[source] + before[within])
+
+
+class MixedRows:
+    """One or more sources of rows as one stream; row ids count through the sources in the order of the recipe."""
+
+    def __init__(self, sources: Sequence[Rows], proportions: Sequence[float], data_seed: int) -> None:
+        self.sources = list(sources)
+        self._starts = np.cumsum([0, *(len(rows) for rows in sources)])
+        # Sources of equal size must not share an order: their seeds differ, the first one's is the recipe's own.
+        self._streams = [RowStream(rows.shard_rows, data_seed + i) for i, rows in enumerate(sources)]
+        self._mix = Mix(proportions, data_seed) if len(sources) > 1 else None
+        digests = [rows.manifest.rows_digest for rows in sources]
+        counts = [] if self._mix is None else self._mix.counts.tolist()
+        mixed = hashlib.sha256(json.dumps([digests, counts]).encode()).hexdigest()
+        self.digest: str = digests[0] if self._mix is None else mixed  # which rows, in which mix
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def row_id(self, position: int) -> int:
+        source, place = (0, position) if self._mix is None else self._mix[position]
+        return int(self._starts[source]) + self._streams[source][place]
+
+    def __getitem__(self, row_id: int) -> Row:
+        source = int(np.searchsorted(self._starts, row_id, side="right")) - 1
+        return self.sources[source][row_id - int(self._starts[source])]
+
+
 @dataclass(frozen=True)
 class Step:
     """What one rank trains in one step, and what all ranks agree on before it."""
@@ -51,32 +110,43 @@ class Step:
     tokens: int  # of this rank
     labels: int  # of this rank
     position: int  # of the step's first row in the stream
-    row_ids: list[int]  # of the whole step, all ranks, in stream order
+    row_ids: list[int]  # of the whole step, all ranks, in stream order, without those that are skipped
 
 
 class Loader:
     """Steps of one rank from a stream position on, the next one prepared while the present one trains."""
 
     def __init__(
-        self, rows: Rows, data_seed: int, vocabulary: Vocabulary, ranks: Ranks, rows_per_step: int, rows_per_device: int
+        self,
+        rows: MixedRows,
+        vocabulary: Vocabulary,
+        ranks: Ranks,
+        rows_per_step: int,
+        rows_per_device: int,
+        skip_rows: Sequence[int] = (),
     ) -> None:
         self.rows, self.vocabulary, self.ranks = rows, vocabulary, ranks
-        self.stream = RowStream(rows.shard_rows, data_seed)
         self.rows_per_step, self.rows_per_device = rows_per_step, rows_per_device
+        self.skip = frozenset(skip_rows)
 
     def step(self, position: int, objective: Objective) -> Step:
-        """The step that begins at `position`: a pure function."""
-        row_ids = [self.stream[g] for g in range(position, position + self.rows_per_step)]
+        """The step that begins at `position`: a pure function. A skipped row leaves a hole and shifts nothing."""
+        row_ids = [self.rows.row_id(g) for g in range(position, position + self.rows_per_step)]
         share = self.rows_per_step // self.ranks.world_size
         begin = self.ranks.rank * share
-        batches = []
+        batches, tokens = [], 0
         for micro in range(begin, begin + share, self.rows_per_device):
-            ids = row_ids[micro : micro + self.rows_per_device]
-            labelled = [
-                label(self.rows[i], objective, self.vocabulary, position + micro + n) for n, i in enumerate(ids)
-            ]
-            batches.append(pack(labelled, ids))
-        return Step(batches, sum(b.tokens for b in batches), sum(len(b.labels) for b in batches), position, row_ids)
+            places = [n for n in range(micro, micro + self.rows_per_device) if row_ids[n] not in self.skip]
+            rows = [label(self.rows[row_ids[n]], objective, self.vocabulary, position + n) for n in places]
+            tokens += sum(len(row.input_ids) for row in rows)
+            batches.append(pack(rows or [self._nothing()], [row_ids[n] for n in places]))
+        kept = [i for i in row_ids if i not in self.skip]
+        return Step(batches, tokens, sum(len(b.labels) for b in batches), position, kept)
+
+    def _nothing(self) -> LabelledRow:
+        """What a rank computes on where all rows of a micro-batch are skipped: one token, no label."""
+        none = np.zeros(0, np.int64)
+        return LabelledRow(np.array([self.vocabulary.mask]), np.array([1], np.uint32), none, none)
 
     def steps(self, position: int, objective: Objective) -> Generator[Step]:
         """Steps without end, from `position` on."""

@@ -23,7 +23,8 @@ from pipeline.batch import PackedBatch
 from pipeline.distributed import Ranks, rendezvous
 from pipeline.encoder import Encoder
 from pipeline.loss import LossModel
-from pipeline.recipe import Recipe, deepspeed_file
+from pipeline.recipe import Recipe
+from pipeline.recipe_file import deepspeed_file
 from pipeline.zero import STATES, Partitions
 
 PREFIX = "encoder."  # LossModel's, not part of a parameter's name

@@ -84,7 +84,8 @@ def model_card(lineage: dict[str, Any]) -> str:
             lines += [f"{key}:", *(f"- {item}" for item in value)]
         elif value:
             lines.append(f"{key}: {value}")
-    rows = lineage["rows"]
+    documents, tokens = (sum(rows[key] for rows in lineage["rows"]) for key in ("documents", "tokens"))
+    longest = max(rows["row_length"] for rows in lineage["rows"])
     lines += [
         "---",
         "",
@@ -104,8 +105,8 @@ def model_card(lineage: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        f"Training rows: {rows['documents']:,} documents, {rows['tokens']:,} tokens in rows of up to {rows['row_length']:,}, "
-        f"documents isolated from each other. A step held {lineage['batch_rows']:,} rows. Losses are validation losses in nats a label. "
+        f"Training rows: {documents:,} documents, {tokens:,} tokens in rows of up to {longest:,}, documents isolated "
+        f"from each other. A step held {lineage['batch_rows']:,} rows. Losses are validation losses in nats a label. "
         "Hyper-parameters and digests of the data are in `lineage.json`.",
         "",
         "```python",

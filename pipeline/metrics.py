@@ -4,6 +4,7 @@ Each step's line appears once: on resume, lines beyond the checkpoint's step are
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,11 +47,13 @@ class PhaseLog:
         self.validation: dict[str, dict[str, float]] = {}  # "start" and "end" losses, for the lineage
         if not active:
             return
+        self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         # A phase that starts anew validates anew; one that goes on keeps what it measured up to its checkpoint.
         last = state.step if state.step else -1
         kept = _keep(folder / "metrics.jsonl", lambda record: record["step"] <= last)
-        _keep(folder / "rows.jsonl", lambda record: record["step"] <= last)
+        for name in ("rows.jsonl", "spikes.jsonl"):
+            _keep(folder / name, lambda record: record["step"] <= last)
         for record in kept:
             if record.get("validation"):
                 self._note(record)
@@ -99,10 +102,10 @@ class PhaseLog:
     def train(self, record: dict[str, Any]) -> None:
         self._write(record)
         if self.active:
-            rate = record["tokens_per_second"]
+            loss, norm = (math.nan if record[key] is None else record[key] for key in ("loss", "grad_norm"))
             self._say(
-                f"{record['phase']}  step {record['step']}  tokens {record['tokens']:,}  loss {record['loss']:.4f}  "
-                f"lr {record['learning_rate']:.3g}  grad norm {record['grad_norm']:.3g}  {rate:,.0f} tok/s"
+                f"{record['phase']}  step {record['step']}  tokens {record['tokens']:,}  loss {loss:.4f}  "
+                f"lr {record['learning_rate']:.3g}  grad norm {norm:.3g}  {record['tokens_per_second']:,.0f} tok/s"
             )
 
     def validate(self, record: dict[str, Any]) -> None:
@@ -112,6 +115,15 @@ class PhaseLog:
             self._say(
                 f"{record['phase']}  step {record['step']}  tokens {record['tokens']:,}  "
                 f"validation: MLM loss {record['mlm_loss']:.4f}  CLM loss {record['clm_loss']:.4f}"
+            )
+
+    def spike(self, record: dict[str, Any]) -> None:
+        """A loss far above those before it: said, and kept in spikes.jsonl for `faults.skip_rows`."""
+        if self.active:
+            with open(self._folder / "spikes.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            self._say(
+                f"{record['phase']}  step {record['step']}  loss spike {record['loss']:.4f}; its rows are in spikes.jsonl"
             )
 
     def _note(self, record: dict[str, Any]) -> None:

@@ -1,18 +1,65 @@
-"""Requests to stop: a signal that SLURM or a person sends, or the file RUN/STOP. Polled, never handled.
+"""Requests to stop: a signal, the file RUN/STOP, the end of the job's time, a launcher that is gone. Polled, never handled.
 
-SIGUSR2 and SIGTERM are blocked before anything heavy is imported: a signal that comes during start-up waits instead of
-killing the process, loader threads inherit the mask, and `sigpending` says at each step whether one has come. NCCL
-catches SIGUSR1 itself, hence SIGUSR2.
+SIGUSR2 and SIGTERM are blocked before anything heavy is imported: a signal that comes during start-up or a save waits
+instead of killing the process, threads and children inherit the mask, and `sigpending` says at each step whether one has
+come. NCCL catches SIGUSR1 itself, hence SIGUSR2. A signal to the pid of the `deepspeed` launcher kills the launcher alone:
+its ranks see that it is gone, and stop.
 """
 
+import os
 import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
 
 SIGNALS = {signal.SIGUSR2, signal.SIGTERM}
+END_TIME = ("CLM_DETOUR_END_TIME", "SLURM_JOB_END_TIME")  # seconds since 1970; the first that is set counts
 
 
 def block() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
-def pending() -> bool:
-    return bool(signal.sigpending() & SIGNALS)
+class StopRequests:
+    """All reasons for this process to stop early; `pending` says whether there is one now."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._launchers = _launchers()
+        ends = [environment[name] for name in END_TIME if environment.get(name, "").isdigit()]
+        self._end = float(ends[0]) if ends else None
+        self._margin = 60.0  # seconds before the end of the job's time at which it must stop
+
+    def leave_time_for(self, seconds: float) -> None:
+        """A save took that long: leave time for three of them."""
+        self._margin = max(self._margin, 3 * seconds)
+
+    def pending(self) -> bool:
+        signalled = bool(signal.sigpending() & SIGNALS)
+        late = self._end is not None and time.time() >= self._end - self._margin
+        return signalled or late or any(_started(pid) != started for pid, started in self._launchers)
+
+
+def _launchers() -> list[tuple[int, str | None]]:
+    """The processes of the `deepspeed` launcher above this one, with their start times (pids are used again)."""
+    found = []
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            break
+        if not any(word == "deepspeed.launcher.launch" or os.path.basename(word) == "deepspeed" for word in words[:4]):
+            break
+        found.append((pid, _started(pid)))
+        pid = parent
+    return found
+
+
+def _started(pid: int) -> str | None:
+    """When the process started, or None where it is gone (or dead and not yet waited for)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]

@@ -1,7 +1,7 @@
 """The recipe: one YAML file is one run. Strict: an unknown key, an impossible value or an option without effect is an error.
 
-`load` reads, overrides and checks it; `Recipe` is what the rest of the pipeline sees; `numbers` is the part that decides
-the results and may not change when a run goes on. Token counts are in tokens, learning rates as the optimizer sees them.
+`Recipe` is what the rest of the pipeline sees (`recipe_file.load` reads it); `numbers` is the part that decides the results
+and may not change when a run goes on. Token counts are in tokens, learning rates as the optimizer sees them.
 """
 
 import difflib
@@ -10,13 +10,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from data_prep.errors import UsageError
 from data_prep.rows import is_url
 
-INSTALLED = Path(__file__).resolve().parent.parent
+ONE_SOURCE = "give either init (a folder or hub name) or config (ModernBertConfig fields for random weights)"
 
 
 def _number(value: Any) -> Any:
@@ -71,17 +69,40 @@ class Model(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> "Model":
-        if (self.init is None) == (self.config is None):
-            raise ValueError(
-                "give either init (a folder or hub name) or config (ModernBertConfig fields for random weights)"
-            )
+        if self.init is not None and self.config is not None:
+            raise ValueError(f"config has no effect beside init: {ONE_SOURCE}")
         if self.revision is not None and (self.init is None or Path(self.init).is_dir()):
             raise ValueError("revision has no effect without a hub name in init; remove it")
         return self
 
 
-class Data(Strict):
+class Mixed(Strict):
+    """One of several sources of rows; a share of the positions, `proportion` over the sum of them, is drawn from it."""
+
     rows: str  # folder or URL
+    proportion: Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
+
+
+def _by_shape(value: Any) -> str:
+    """Which of a union's forms is meant, so that an error speaks of that form alone; `TAGS` are left out of its place."""
+    return "scalar" if isinstance(value, str | int | float | None) else "structure"
+
+
+TAGS = ("scalar", "structure")
+Sources = Annotated[
+    Annotated[str, Tag("scalar")] | Annotated[list[Mixed], Field(min_length=1), Tag("structure")],
+    Discriminator(_by_shape),
+]
+
+
+class OwnData(Strict):
+    """A phase's own rows."""
+
+    rows: Sources
+
+
+class Data(Strict):
+    rows: Sources  # folder or URL, or a mix of several
     validation: str | None = None  # folder or URL; null: no validation
     cache: str | None = (
         None  # local cache folder for rows at a URL; null: a folder of the job's own, removed at its end
@@ -89,7 +110,9 @@ class Data(Strict):
 
     @model_validator(mode="after")
     def _cache_has_effect(self) -> "Data":
-        if self.cache is not None and not is_url(self.rows) and not is_url(self.validation or ""):
+        if self.cache is not None and not any(
+            is_url(place) for place in (*locations(self.rows), self.validation or "")
+        ):
             raise ValueError("cache has no effect: the rows are in a local folder; remove it")
         return self
 
@@ -121,7 +144,12 @@ class Phase(Strict):
     tokens: Count
     learning_rate: LearningRate
     mask_rate: Share | None = None  # of an mlm phase
-    data: Literal["continue", "restart"] = "continue"  # go on in the row stream, or from its start
+    frozen_layers: list[str | int] = []  # numbers, ranges such as "0-7", "embeddings" (with the tied decoder)
+    # Go on in the row stream, or start it again; or rows of the phase's own, a stream that goes on when it comes back.
+    data: Annotated[
+        Annotated[Literal["continue", "restart"], Tag("scalar")] | Annotated[OwnData, Tag("structure")],
+        Discriminator(_by_shape),
+    ] = "continue"
     optimizer_state: Literal["keep", "reset"] = "keep"
 
     @model_validator(mode="after")
@@ -134,11 +162,31 @@ class Phase(Strict):
             raise ValueError("mask_rate has no effect with objective clm; remove it")
         if self.objective == "mlm" and self.mask_rate is None:
             raise ValueError("an mlm phase needs a mask_rate, such as 0.15")
+        frozen_groups(self.frozen_layers)
         if self.learning_rate.warmup_tokens >= self.tokens:
             raise ValueError(
                 f"learning_rate.warmup_tokens {self.learning_rate.warmup_tokens} must be below tokens {self.tokens}"
             )
         return self
+
+
+def frozen_groups(entries: list[str | int]) -> set[str]:
+    """Names of parameter groups (`optimizer.group_of`) for a recipe's frozen_layers."""
+    groups: set[str] = set()
+    for entry in entries:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(entry))
+        if match:
+            first, last = int(match[1]), int(match[2] or match[1])
+            if first > last:
+                raise ValueError(f"frozen_layers: the range '{entry}' runs backwards")
+            groups |= {str(layer) for layer in range(first, last + 1)}
+        elif entry == "embeddings":
+            groups.add("embeddings")
+        else:
+            raise ValueError(
+                f"frozen_layers: '{entry}' is not a layer's number, a range such as '0-7', or 'embeddings'"
+            )
+    return groups
 
 
 class Batch(Strict):
@@ -175,6 +223,8 @@ class Checkpoints(Strict):
     every_steps: Count | None = 500
     every_minutes: Annotated[float, BeforeValidator(_number), Field(gt=0)] | None = 30
     keep: Count = 2  # newest ones of a phase that is not finished; of a finished phase only the last stays
+    keep_at_tokens: list[Count] = []  # of a phase: save there and never remove it, to branch from
+    export_at_tokens: list[Count] = []  # of a phase: the same, and export it
 
 
 class Validation(Strict):
@@ -188,6 +238,19 @@ class Validation(Strict):
 class Logging(Strict):
     every_steps: Count = 10
     tensorboard: bool = True
+
+
+class Faults(Strict):
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # a step whose loss or gradient is not finite never moves a weight
+    max_skipped: Count = 10  # of a phase, with skip: one more stops the run
+    skip_rows: list[Annotated[int, BeforeValidator(_whole), Field(ge=0)]] = []  # row ids to leave out; shifts nothing
+    # A step that takes longer than both is a hang: every rank writes its stacks and the run ends.
+    hang_medians: Count = 30  # times the median step
+    hang_seconds: Count = 900
+
+
+class Start(Strict):
+    checkpoint: str  # a checkpoint, a phase or a run of any recipe: weights, optimizer and stream position come from it
 
 
 class Card(Strict):
@@ -207,7 +270,9 @@ class Recipe(Strict):
     checkpoints: Checkpoints = Checkpoints()
     validation: Validation | None = None
     logging: Logging = Logging()
+    faults: Faults = Faults()
     card: Card = Card()
+    start: Start | None = None  # branch from another run's checkpoint
     seed: Seed = 17
     data_seed: Seed = 42
 
@@ -218,24 +283,34 @@ class Recipe(Strict):
         names = [phase.name for phase in self.phases]
         if len(set(names)) < len(names):
             raise ValueError("phases: two phases have the same name")
-        if self.phases[0].data == "restart" or self.phases[0].optimizer_state == "reset":
-            raise ValueError(
-                "phases.0: the first phase has nothing to restart or reset; remove data and optimizer_state"
-            )
+        if self.start is None:
+            if self.model.init is None and self.model.config is None:
+                raise ValueError(f"model: {ONE_SOURCE}")
+            if self.phases[0].data == "restart" or self.phases[0].optimizer_state == "reset":
+                raise ValueError("phases.0: there is nothing to restart or reset; remove data and optimizer_state")
+        elif self.model.init is not None or self.model.config is not None:
+            raise ValueError("model: init and config have no effect with start.checkpoint; remove them")
         if self.validation is not None and self.data.validation is None:
             raise ValueError("validation has no effect: data.validation names no rows")
         return self
 
 
 # What may change when a run goes on: it moves work around, not results.
-FREE = {"data", "engine", "checkpoints", "logging", "card"}
+FREE = {"data", "engine", "checkpoints", "logging", "faults", "card", "start"}
 
 
 def numbers(recipe: Recipe) -> dict[str, Any]:
     """The part of the recipe that decides the results, as plain values (rows are compared by digest, elsewhere)."""
     decisive = recipe.model_dump(mode="json", exclude=FREE)
     del decisive["model"]["attention"], decisive["batch"]["rows_per_device"]
+    for phase in decisive["phases"]:
+        if isinstance(phase["data"], dict):
+            phase["data"] = "own"
     return decisive
+
+
+def locations(sources: Sources) -> list[str]:
+    return [sources] if isinstance(sources, str) else [source.rows for source in sources]
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> str | None:
@@ -250,89 +325,3 @@ def first_difference(old: Any, new: Any, path: str = "") -> str | None:
         pairs = enumerate(zip(old, new, strict=True))
         return next((d for i, (a, b) in pairs if (d := first_difference(a, b, f"{path}.{i}"))), None)
     return None if old == new else path
-
-
-def _override(tree: dict[str, Any], assignment: str) -> None:
-    """Apply one `key.0.key=value` of the command line."""
-    key, equals, text = assignment.partition("=")
-    if not equals or not key:
-        raise UsageError(f"'{assignment}' is not key=value")
-    node: Any = tree
-    *parents, last = key.split(".")
-    try:
-        for part in parents:
-            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
-        if isinstance(node, list):
-            node[int(last)] = yaml.safe_load(text)
-        elif isinstance(node, dict):
-            node[last] = yaml.safe_load(text)
-        else:
-            raise TypeError
-    except (ValueError, IndexError, TypeError, AttributeError):
-        raise UsageError(f"'{key}' names no key of the recipe") from None
-    except yaml.YAMLError:
-        raise UsageError(f"the value of '{key}' is not YAML") from None
-
-
-def resolve(location: str | None, folder: Path) -> str | None:
-    """Relative paths resolve against the recipe's own folder; URLs stay as they are."""
-    return location if location is None or is_url(location) else str((folder / Path(location).expanduser()).resolve())
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("function-", "constrained-")))
-    message = problem["msg"].removeprefix("Value error, ")
-    given = problem["input"]
-    shown = (
-        f" (given: {given!r})" if isinstance(given, str | int | float | None) and problem["type"] != "missing" else ""
-    )
-    more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return f"{where + ': ' if where else ''}{message}{shown}{more}"
-
-
-def parse(tree: Any, folder: Path, source: str) -> Recipe:
-    """The recipe from plain values, paths resolved against `folder`; UsageError names the key and the remedy."""
-    try:
-        recipe = Recipe.model_validate(tree)
-    except ValidationError as error:
-        raise UsageError(f"{source}: {_first_problem(error)}") from None
-    init = recipe.model.init
-    if init is not None and (folder / Path(init).expanduser()).is_dir():
-        init = resolve(init, folder)  # else a hub name
-    ours = recipe.engine.deepspeed.startswith("ds_configs/")
-    return recipe.model_copy(
-        update={
-            "model": recipe.model.model_copy(update={"init": init}),
-            "data": recipe.data.model_copy(
-                update={key: resolve(getattr(recipe.data, key), folder) for key in ("rows", "validation", "cache")}
-            ),
-            "engine": recipe.engine
-            if ours
-            else recipe.engine.model_copy(update={"deepspeed": resolve(recipe.engine.deepspeed, folder)}),
-            "validation": recipe.validation or (Validation() if recipe.data.validation else None),
-        }
-    )
-
-
-def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """Read `path`, apply the command line's key=value pairs, check everything that needs no other file."""
-    path = Path(path)
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"recipe {path}: {(error.strerror or 'cannot be read').lower()}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        raise UsageError(f"recipe {path} is not YAML" + (f": line {mark.line + 1}" if mark else "")) from None
-    if not isinstance(tree, dict):
-        raise UsageError(f"recipe {path} must be a mapping of keys")
-    for assignment in overrides or []:
-        _override(tree, assignment)
-    return parse(tree, path.resolve().parent, f"recipe {path}")
-
-
-def deepspeed_file(recipe: Recipe) -> Path:
-    """`ds_configs/...` is the installed project's, whatever the working folder."""
-    name = recipe.engine.deepspeed
-    return INSTALLED / name if name.startswith("ds_configs/") else Path(name)

@@ -15,7 +15,8 @@ import yaml
 from data_prep.errors import Failure, UsageError
 from pipeline.checkpoint import Checkpoint, latest, write_aside
 from pipeline.distributed import Ranks
-from pipeline.recipe import Recipe, first_difference, numbers, parse
+from pipeline.recipe import Recipe, first_difference, numbers
+from pipeline.recipe_file import parse
 
 STOP = "STOP"
 DONE = "DONE"
@@ -69,16 +70,19 @@ class RunFolder:
                 raise UsageError(f"{self.path} is not empty and holds no run; choose another --run-dir")
             write_aside(self.path / "recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
             return
-        key = first_difference(numbers(known), numbers(recipe))
+        wanted = numbers(recipe)
+        for old, new, phase in zip(known.phases, recipe.phases, wanted["phases"], strict=False):
+            longer = new.tokens > old.tokens and new.learning_rate.shape == "constant"
+            if longer and not self.done(old.name):  # going on for longer changes no number so far
+                phase["tokens"] = old.tokens
+        key = first_difference(numbers(known), wanted)
         if key:
             raise UsageError(
                 f"{self.path} holds a run of another recipe: {key} differs, and it decides the numbers; "
                 "change it back, or choose another --run-dir"
             )
 
-    def record_start(
-        self, recipe: Recipe, ranks: Ranks, device: torch.device, attention: str, rows_digest: str
-    ) -> None:
+    def record_start(self, recipe: Recipe, ranks: Ranks, device: torch.device, attention: str, rows: list[str]) -> None:
         """Append this start to environment.json: versions and shape of the machine, no host or user."""
         packages = ("torch", "deepspeed", "transformers", "mosaicml-streaming", "numpy", "tokenizers", "safetensors")
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
@@ -90,7 +94,7 @@ class RunFolder:
             "device": gpu or platform.machine(),
             "threads": torch.get_num_threads(),
             "attention": attention,
-            "rows_digest": rows_digest,
+            "rows_digests": rows,
             "recipe": recipe.model_dump(mode="json"),
         }
         file = self.path / "environment.json"

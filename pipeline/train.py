@@ -21,6 +21,7 @@ import argparse
 import math
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,10 +33,12 @@ from pipeline.data import Step
 from pipeline.distributed import Agreement, device_of, from_environment
 from pipeline.engine import accumulation, start_processes
 from pipeline.export import export
+from pipeline.faults import Spikes, Watchdog, explain
 from pipeline.flops import device_peak, step_flops
 from pipeline.metrics import PhaseLog
 from pipeline.objectives import Objective
-from pipeline.recipe import Recipe, load
+from pipeline.recipe import Recipe
+from pipeline.recipe_file import load
 from pipeline.run import RunFolder
 from pipeline.schedule import learning_rate
 
@@ -48,6 +51,7 @@ def main(argv: list[str]) -> int:
     start_processes(ranks, device)
     agreement = Agreement(ranks)
     folder = RunFolder(arguments.run_dir or Path("runs") / recipe.name)
+    stops = preemption.StopRequests(os.environ)
     try:
         parts = assemble(recipe, folder, agreement, device)
         for index, phase in enumerate(recipe.phases):
@@ -57,147 +61,176 @@ def main(argv: list[str]) -> int:
                 say(agreement, f"phase {phase.name} is done already")
                 continue
             begin = time.monotonic()
-            if not train_phase(recipe, index, parts, agreement):
+            if not train_phase(recipe, index, parts, agreement, stops):
                 say(agreement, f"stopped early in phase {phase.name}, checkpoint saved; run the same command to go on")
+                agreement.barrier()  # the rank that leaves first makes the launcher end the others
                 return STOPPED_EARLY
-            say(
-                agreement,
-                f"phase {phase.name} done in {time.monotonic() - begin:.0f} s; model in {folder.phase(phase.name) / 'export'}",
-            )
+            export = folder.phase(phase.name) / "export"
+            say(agreement, f"phase {phase.name} done in {time.monotonic() - begin:.0f} s; model in {export}")
         return 0
+    except Exception as error:
+        explained = explain(error, recipe)
+        if explained is None:
+            raise
+        raise explained from error
     finally:
-        remove_cache(recipe, agreement)
+        remove_cache(recipe, ranks)
         folder.release()
 
 
-def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement) -> bool:
+def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, stops: preemption.StopRequests) -> bool:
     """Train phase `index` to its budget, from wherever it stands. False: stopped early, checkpoint saved."""
     phase, folder, engine = recipe.phases[index], parts.folder, parts.engine
     state = agreement.together(lambda: enter_phase(recipe, index, parts))
     objective = Objective(phase.objective, phase.mask_rate or 0.0, phase.name, recipe.seed)
-    leads = agreement.ranks.leads
+    ranks, faults, spikes = agreement.ranks, recipe.faults, Spikes()
     board = folder.path / "tensorboard" / phase.name if recipe.logging.tensorboard else None
+    peak = device_peak(engine.device)
     saved_at, saved = time.monotonic(), state.step
 
-    def save_checkpoint() -> None:
+    def save_checkpoint(keep: bool = False) -> None:
         nonlocal saved_at, saved
+        watchdog.alive()
+        begin = time.monotonic()
         history = [*state.history, described(recipe, index, state, log.validation)]
-        save(folder.checkpoints(phase.name), engine, replace(state, history=history), parts.tokenizer, agreement)
+        save(folder.checkpoints(phase.name), engine, replace(state, history=history), parts.tokenizer, agreement, keep)
         saved_at, saved = time.monotonic(), state.step
-        if leads:
+        stops.leave_time_for(saved_at - begin)
+        if ranks.leads:
             retain(folder.checkpoints(phase.name), recipe.checkpoints.keep)
+        watchdog.alive()
 
-    def validate() -> None:
-        if parts.validation is not None:
-            begin = time.monotonic()
-            losses = parts.validation(engine)
+    def validate() -> bool:
+        """False where a stop was asked for in the middle; it is done again when the run goes on."""
+        begin = time.monotonic()
+        losses = parts.validation(engine, go_on) if parts.validation else {}
+        if losses:
             where = {"phase": phase.name, "step": state.step, "tokens": state.tokens, "validation": True}
             log.validate({**where, **losses, "seconds": time.monotonic() - begin})
+        return losses is not None
 
-    with PhaseLog(folder.phase(phase.name), board, state, phase.tokens, recipe.logging.every_steps, leads) as log:
+    def go_on() -> bool:
+        watchdog.alive()
+        return not (stops.pending() or (ranks.leads and folder.stop_requested()))
+
+    def stop() -> bool:
+        if state.step > saved:
+            save_checkpoint()
+        return False
+
+    with (
+        Watchdog(faults.hang_medians, faults.hang_seconds, ranks.rank) as watchdog,
+        PhaseLog(folder.phase(phase.name), board, state, phase.tokens, recipe.logging.every_steps, ranks.leads) as log,
+        closing(parts.loaders[index].steps(state.position, objective)) as steps,
+    ):
         # At a phase's start; and again where a stop came between a step and the validation that was due after it.
+        missed = leads_say(agreement, state.step not in log.validated_at)
         last = state.tokens >= phase.tokens
-        if leads_say(agreement, state.step not in log.validated_at) and validation_due(recipe, state, last):
-            validate()
+        if missed and validation_due(recipe, state, last) and not validate():
+            return stop()
         begin = time.monotonic()
-        steps = parts.loader.steps(state.position, objective)
-        while state.tokens < phase.tokens:
-            step, tokens, labels, stop = agree_on_step(steps, agreement, folder)
-            if stop:
-                if state.step > saved or not state.step:
-                    save_checkpoint()
-                return False
+        while not last:
+            clock_due = ranks.leads and checkpoint_overdue(recipe, saved_at)
+            step, (tokens, labels, stopping, save_due) = agree_on_step(steps, agreement, [not go_on(), clock_due])
+            if stopping:
+                return stop()
+            if save_due and state.step > saved:
+                save_checkpoint()
             rate = learning_rate(phase.learning_rate, state.tokens + tokens, phase.tokens)
             loss, grad_norm = engine.train_step(step.batches, objective.causal, labels, rate)
-            total, flops = agreement.sum_real([loss, step_flops(engine.encoder.config, step.batches, objective.causal)])
-            loss = total / max(1, labels)
-            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-                raise Failure(
-                    f"phase {phase.name}, step {state.step + 1}: loss {loss:.4g}, gradient norm {grad_norm:.4g}; rows {step.row_ids}; "
-                    f"the last checkpoint, of step {saved}, is intact"
-                )
-            state = state.after(tokens, len(step.row_ids))
+            flops = float(step_flops(engine.encoder.config, step.batches, objective.causal))
+            loss, flops = agreement.sum_real([loss, flops])
+            loss /= max(1, labels)
+            finite = math.isfinite(grad_norm)
+            if not (finite and math.isfinite(loss)):
+                bad = f"phase {phase.name}, step {state.step + 1}: loss {loss:.4g}, gradient norm {grad_norm:.4g}; rows {step.row_ids}"
+                if faults.on_nonfinite == "stop" or finite or state.skipped >= faults.max_skipped:
+                    raise Failure(f"{bad}; the weights did not move; the last checkpoint, of step {saved}, is intact")
+                say(agreement, f"skipped: {bad}")
+            before, state = state.tokens, state.after(tokens, recipe.batch.rows, applied=finite)
             last = state.tokens >= phase.tokens
             seconds, begin = time.monotonic() - begin, time.monotonic()
+            watchdog.step(seconds)
             log.step(tokens)
             log.rows(state.step, step.position, step.row_ids)
-            if log.due(state.step, last):
-                peak = device_peak(engine.device)
+            if spikes(loss):
+                log.spike({"phase": phase.name, "step": state.step, "loss": loss, "rows": step.row_ids})
+            if log.due(state.step, last) or not finite:
                 log.train(
                     {
                         "phase": phase.name,
                         "step": state.step,
                         "tokens": state.tokens,
-                        "loss": loss,
+                        "loss": loss if math.isfinite(loss) else None,
                         "learning_rate": rate,
-                        "grad_norm": grad_norm,
+                        "grad_norm": grad_norm if finite else None,
                         "labels": labels,
                         "tokens_per_second": tokens / seconds,
-                        "model_flops_utilization": flops / seconds / (peak * agreement.ranks.world_size)
-                        if peak
-                        else None,
+                        "model_flops_utilization": flops / seconds / (peak * ranks.world_size) if peak else None,
                         "seconds": seconds,
                     }
                 )
-            if validation_due(recipe, state, last):
-                validate()
-                begin = time.monotonic()
-            if not last and checkpoint_due(recipe, state, saved_at, agreement):
-                save_checkpoint()
-                begin = time.monotonic()
-        steps.close()
-        if state.step > saved:
-            save_checkpoint()
-    finish_phase(recipe, index, parts, state, agreement)
+            if validation_due(recipe, state, last) and not validate():
+                return stop()
+            crossed = [t for t in recipe.checkpoints.keep_at_tokens if before < t <= state.tokens]
+            exported = [t for t in recipe.checkpoints.export_at_tokens if before < t <= state.tokens]
+            every = recipe.checkpoints.every_steps
+            if last or crossed or exported or (every and state.step % every == 0):
+                save_checkpoint(keep=bool(crossed or exported))
+            if exported:
+                export_checkpoint(parts, phase.name, f"export-step-{state.step:08d}", agreement)
+            begin = time.monotonic()
+    finish_phase(parts, phase.name, state, agreement)
     return True
 
 
-def agree_on_step(steps: Iterator[Step], agreement: Agreement, folder: RunFolder) -> tuple[Step, int, int, bool]:
-    """The next step, its tokens and labels over all ranks, and whether anyone asks to stop before it."""
+def agree_on_step(steps: Iterator[Step], agreement: Agreement, questions: list[bool]) -> tuple[Step, list[int]]:
+    """The next step; its tokens and labels over all ranks, and of each question on how many ranks the answer is yes."""
     problem: Exception | None = None
     step: Step | None = None
     try:
         step = next(steps)
     except Exception as error:  # the others must hear of it, or they would wait for this rank in vain
         problem = error
-    stop = preemption.pending() or (agreement.ranks.leads and folder.stop_requested())
     counts = [step.tokens, step.labels] if step else [0, 0]
-    tokens, labels, stops, problems = agreement.sum([*counts, int(stop), int(problem is not None)])
+    *agreed, problems = agreement.sum([*counts, *map(int, questions), int(problem is not None)])
     if problem is not None:
         raise problem
     if problems or step is None:
-        raise Failure("another rank failed to read its rows; its message is above")
-    return step, tokens, labels, stops > 0
+        raise Failure("another rank failed to read its rows; its own message says why")
+    if not agreed[0]:
+        raise UsageError("faults.skip_rows leaves a step without any row; skip fewer rows, or use a larger batch")
+    return step, agreed
 
 
-def finish_phase(recipe: Recipe, index: int, parts: Parts, state: State, agreement: Agreement) -> None:
-    """Export, then DONE: its final checkpoint is complete, and of the others none is needed."""
-    phase, folder = recipe.phases[index], parts.folder
+def export_checkpoint(parts: Parts, phase: str, name: str, agreement: Agreement) -> None:
+    """The phase's newest checkpoint as a Hugging Face folder RUN/PHASE/name; a collective call."""
 
-    def finish() -> None:
+    def work() -> None:
         if agreement.ranks.leads:
-            checkpoint = folder.latest(phase.name)
+            checkpoint = parts.folder.latest(phase)
             assert checkpoint is not None
-            export(checkpoint, folder.phase(phase.name) / "export")
-            folder.mark_done(
-                phase.name, {"checkpoint": checkpoint.folder.name, "step": state.step, "tokens": state.tokens}
-            )
-            retain(folder.checkpoints(phase.name), 1)
+            export(checkpoint, parts.folder.phase(phase) / name)
 
-    agreement.together(finish)
+    agreement.together(work)
+
+
+def finish_phase(parts: Parts, phase: str, state: State, agreement: Agreement) -> None:
+    """Export, then DONE: its final checkpoint is complete, and of the others only those kept for good are needed."""
+    export_checkpoint(parts, phase, "export", agreement)
+    if agreement.ranks.leads:
+        parts.folder.mark_done(phase, {"step": state.step, "tokens": state.tokens})
+        retain(parts.folder.checkpoints(phase), 1)
+    agreement.barrier()
 
 
 def validation_due(recipe: Recipe, state: State, last: bool) -> bool:
     return recipe.validation is not None and (last or state.step % recipe.validation.every_steps == 0)
 
 
-def checkpoint_due(recipe: Recipe, state: State, saved_at: float, agreement: Agreement) -> bool:
-    settings = recipe.checkpoints
-    if settings.every_steps and state.step % settings.every_steps == 0:
-        return True
-    if settings.every_minutes is None:
-        return False
-    return leads_say(agreement, time.monotonic() - saved_at >= 60 * settings.every_minutes)
+def checkpoint_overdue(recipe: Recipe, saved_at: float) -> bool:
+    minutes = recipe.checkpoints.every_minutes
+    return minutes is not None and time.monotonic() - saved_at >= 60 * minutes
 
 
 def leads_say(agreement: Agreement, yes: bool) -> bool:

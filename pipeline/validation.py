@@ -1,7 +1,10 @@
 """Validation: always the same rows under the same masks, MLM and CLM loss both, whatever phase, step or number of ranks."""
 
+from collections.abc import Callable
+
 import numpy as np
 
+from data_prep.errors import Failure
 from data_prep.rows import Rows
 from pipeline.distributed import Agreement
 from pipeline.engine import Engine
@@ -20,11 +23,12 @@ class Validation:
         mlm = Objective("mlm", recipe.validation.mask_rate, "validation", recipe.seed)
         self.objectives = {"mlm_loss": mlm, "clm_loss": Objective("clm")}
 
-    def __call__(self, engine: Engine) -> dict[str, float]:
+    def __call__(self, engine: Engine, go_on: Callable[[], bool]) -> dict[str, float] | None:
         """Mean loss a label under both objectives, in nats, and the number of rows; a collective call.
 
         Rows are dealt to the ranks by index and each counts once. Every rank makes the same number of forward
-        passes; one that has no rows left repeats its first and does not count it.
+        passes; one that has no rows left repeats its first and does not count it. `go_on` is asked on every rank before
+        each pass; None where any says no.
         """
         world, rank = self.agreement.ranks.world_size, self.agreement.ranks.rank
         batches = [self.row_ids[i : i + self.per_batch] for i in range(0, len(self.row_ids), self.per_batch)]
@@ -34,10 +38,22 @@ class Validation:
             total, labels = 0.0, 0
             for turn in range(rounds):
                 mine = turn * world + rank
-                ids = batches[mine if mine < len(batches) else 0]
-                batch = pack([label(self.rows[i], objective, self.vocabulary, i) for i in ids], ids)
+                counts = mine < len(batches)
+                ids = batches[mine if counts else 0]
+                problem: Exception | None = None
+                try:
+                    batch = pack([label(self.rows[i], objective, self.vocabulary, i) for i in ids], ids)
+                except Exception as error:  # all must leave together
+                    problem = error
+                stops, problems = self.agreement.sum([int(not go_on()), int(problem is not None)])
+                if problem is not None:
+                    raise problem
+                if problems:
+                    raise Failure("another rank failed to read its validation rows; its own message says why")
+                if stops:
+                    return None
                 loss = engine.evaluate(batch, objective.causal)
-                if mine < len(batches):
+                if counts:
                     total += loss
                     labels += len(batch.labels)
             total, count = self.agreement.sum_real([total, labels])

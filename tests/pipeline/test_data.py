@@ -7,7 +7,7 @@ import torch
 
 from data_prep.errors import Failure
 from data_prep.rows import Rows
-from pipeline.data import Loader, RowStream
+from pipeline.data import Loader, Mix, MixedRows, RowStream
 from pipeline.distributed import Ranks
 from pipeline.objectives import Objective, Vocabulary
 
@@ -36,9 +36,9 @@ def opened(rows: Path) -> Rows:
     return Rows(rows / "train")
 
 
-def loader(rows: Rows, rank: int, world: int, per_device: int) -> Loader:
+def loader(rows: Rows, rank: int, world: int, per_device: int, skip: list[int] = []) -> Loader:  # noqa: B006
     vocabulary = Vocabulary.from_manifest(rows.manifest.tokenizer)
-    return Loader(rows, 42, vocabulary, Ranks(rank, world), rows_per_step=8, rows_per_device=per_device)
+    return Loader(MixedRows([rows], [1], 42), vocabulary, Ranks(rank, world), 8, per_device, skip)
 
 
 @pytest.mark.parametrize("kind", ["clm", "mlm"])
@@ -59,6 +59,51 @@ def test_a_step_is_the_same_however_it_is_cut(opened: Rows, kind: str) -> None:
             assert sum(part.labels for part in parts) == whole.labels
         lengths = [len(opened[i].tokens) for i in whole.row_ids]
         assert whole.tokens == sum(lengths)
+
+
+def test_a_skipped_row_leaves_a_hole_and_shifts_nothing(opened: Rows) -> None:
+    objective = Objective("mlm", 0.15, "phase", 17)
+    whole = loader(opened, 0, 1, 1).step(8, objective)
+    skip = whole.row_ids[2:4]
+    holed = loader(opened, 0, 1, 1, skip).step(8, objective)
+    assert holed.row_ids == [i for i in whole.row_ids if i not in skip]
+    for place, (before, after) in enumerate(zip(whole.batches, holed.batches, strict=True)):
+        if place in (2, 3):
+            assert (after.tokens, len(after.labels), after.row_ids) == (1, 0, ())
+        else:
+            assert torch.equal(before.input_ids, after.input_ids)
+            assert torch.equal(before.labels, after.labels)
+    assert holed.tokens == whole.tokens - sum(len(opened[i].tokens) for i in skip)
+    two = [loader(opened, rank, 2, 2, skip).step(8, objective) for rank in (0, 1)]
+    assert sum(part.tokens for part in two) == holed.tokens
+    following = loader(opened, 0, 1, 8, skip).step(16, objective)
+    assert torch.equal(following.batches[0].labels, loader(opened, 0, 1, 8).step(16, objective).batches[0].labels)
+
+
+def test_a_mix_keeps_its_shares_and_each_source_its_own_order() -> None:
+    mix = Mix([0.7, 0.2, 0.1], 42)
+    drawn = [mix[g] for g in range(5000)]
+    for source, share in enumerate((0.7, 0.2, 0.1)):
+        places = [place for s, place in drawn if s == source]
+        assert places == list(range(len(places)))  # every row of a source in its turn, none left out, none twice
+        assert len(places) == 5000 * share
+        assert abs(sum(s == source for s, _ in drawn[:200]) - 200 * share) < 40  # mixed, not one after the other
+    assert [mix[g] for g in (0, 1234, 4999)] == [drawn[0], drawn[1234], drawn[4999]]
+    thirds = Mix([1, 1, 1], 42)
+    assert sorted(thirds.counts.tolist()) == [333, 333, 334]
+
+
+def test_mixed_rows_count_their_ids_through_the_sources(opened: Rows, rows: Path) -> None:
+    other = Rows(rows / "validation")
+    mixed = MixedRows([opened, other], [3, 1], 42)
+    ids = [mixed.row_id(g) for g in range(1000)]
+    of_other = [i - len(opened) for i in ids if i >= len(opened)][: len(other)]
+    assert sorted(of_other) == list(range(len(other)))
+    assert (mixed[len(opened) + 5].tokens == other[5].tokens).all()
+    assert (mixed[7].tokens == opened[7].tokens).all()
+    alone, again = MixedRows([opened], [1], 42), MixedRows([opened, other], [1, 3], 42)
+    assert len({mixed.digest, alone.digest, again.digest}) == 3
+    assert alone.digest == opened.manifest.rows_digest
 
 
 def test_the_loader_state_is_one_integer(opened: Rows) -> None:

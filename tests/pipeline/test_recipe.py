@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from data_prep.errors import UsageError
-from pipeline.recipe import INSTALLED, deepspeed_file, first_difference, load, numbers
+from pipeline.recipe import first_difference, numbers
+from pipeline.recipe_file import INSTALLED, deepspeed_file, load
 
 Write = Callable[..., Path]
 
@@ -85,6 +86,13 @@ def test_numbers_are_numbers_however_written(recipe: Write) -> None:
         ("model.revision=abc", "revision has no effect"),
         ("model.init=x", "give either init"),
         ("model.config=null", "give either init"),
+        ("start.checkpoint=x", "init and config have no effect with start.checkpoint"),
+        ("phases.0.frozen_layers=[7-3]", "the range '7-3' runs backwards"),
+        ("phases.0.frozen_layers=[first]", "'first' is not a layer's number"),
+        ("data.rows=[]", "data.rows"),
+        ("data.rows=[{rows: a, proportion: 0}]", "proportion"),
+        ("faults.skip_rows=[-1]", "faults.skip_rows.0"),
+        ("faults.on_nonfinite=ignore", "faults.on_nonfinite"),
         ("optimizer.clip=0", "clip: null clips nothing"),
         ("seed=-1", "seed"),
         ("name=a/b", "it names the run folder"),
