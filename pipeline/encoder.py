@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,52 @@ def rope_theta(config: ModernBertConfig, of_global: bool) -> float:
     return float(config.global_rope_theta if of_global or local is None else local)
 
 
+@dataclass(frozen=True)
 class Rotation:
     """RoPE's cos and sin at the batch's positions, float32 [T, 1, H/2], computed once a batch for each theta."""
 
-    def __init__(self, position_ids: Tensor, head_dim: int, theta: float) -> None:
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def at(cls, position_ids: Tensor, head_dim: int, theta: float) -> "Rotation":
         exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
         angle = position_ids.float()[:, None, None] * theta**-exponent
-        self.cos, self.sin = angle.cos(), angle.sin()
+        return cls(angle.cos(), angle.sin())
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, N, H], halves rotated against each other, computed in float32 and returned in x's dtype."""
-        first, second = x.float().chunk(2, dim=-1)
-        rotated = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
-        return torch.cat(rotated, dim=-1).to(x.dtype)
+    def queries_and_keys(self, qkv: Tensor, heads: int) -> Tensor:
+        """Turn q and k of qkv [T, 3D] and leave v: computed in float32, returned in qkv's dtype, as [T, 3, N, H]."""
+        turned: Tensor = _Turn.apply(qkv, self.cos, self.sin, heads)
+        return turned.view(len(qkv), 3, heads, -1)
+
+
+class _Turn(torch.autograd.Function):
+    """In place, since nothing else needs the projection's output: less memory and half the passes of the plain formula."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+        ctx.mark_dirty(qkv)
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        return _turn(qkv, qkv, cos, sin, heads)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, torch.empty_like(grad), cos, -sin, ctx.heads), None, None, None  # the inverse turns back
+
+
+def _turn(qkv: Tensor, into: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    """q and k of qkv [T, 3D] turned, v as it is, written to `into`, which may be qkv itself."""
+    source, target = (x.view(len(x), 3, heads, 2, -1) for x in (qkv, into))
+    first, second = source[:, :2].unbind(-2)
+    cos, sin = cos[:, None], sin[:, None]
+    x = (first * cos).addcmul_(second, sin, value=-1)
+    y = (second * cos).addcmul_(first, sin)
+    target[:, :2, :, 0], target[:, :2, :, 1] = x, y
+    if into is not qkv:
+        target[:, 2] = source[:, 2]
+    return into
 
 
 def _norm(config: ModernBertConfig) -> nn.LayerNorm:
@@ -86,10 +120,10 @@ class Attention(nn.Module):
         self.Wo = nn.Linear(size, size, bias=config.attention_bias)
 
     def forward(self, x: Tensor, batch: PackedBatch, rotation: Rotation, causal: bool, backend: str) -> Tensor:
-        q, k, v = self.Wqkv(x).view(len(x), 3, self.heads, -1).unbind(1)
+        q, k, v = rotation.queries_and_keys(self.Wqkv(x), self.heads).unbind(1)
         context = attend(
-            rotation(q),
-            rotation(k),
+            q,
+            k,
             v,
             batch.cu_seqlens,
             batch.max_seqlen,
@@ -175,7 +209,7 @@ class Encoder(nn.Module):
     def forward(self, batch: PackedBatch, causal: bool) -> Tensor:
         """Hidden states [T, D] of every token, after the final norm."""
         head_dim = self.config.hidden_size // self.config.num_attention_heads
-        rotations = {g: Rotation(batch.position_ids, head_dim, rope_theta(self.config, g)) for g in (True, False)}
+        rotations = {g: Rotation.at(batch.position_ids, head_dim, rope_theta(self.config, g)) for g in (True, False)}
         x = self.model.embeddings(batch.input_ids)
         for layer in self.model.layers:
             assert isinstance(layer, Layer)

@@ -27,21 +27,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if want else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if want and bias is not None else None
         chunk = max(1, CHUNK_LOGITS // len(weight))
+        # One buffer for all chunks: the page faults of a fresh one cost a CPU more than the softmax in it.
+        buffer = torch.empty(min(chunk, len(hidden)), len(weight), dtype=torch.float32, device=hidden.device)
         for begin in range(0, len(hidden), chunk):
             rows = hidden[begin : begin + chunk]
             target = labels[begin : begin + chunk, None]
-            logits = (rows @ weight.T).float()
-            if bias is not None:
-                logits += bias
-            log_sum = logits.logsumexp(-1, keepdim=True)
-            total += (log_sum - logits.gather(1, target)).sum()
-            if d_hidden is not None and d_weight is not None:
-                d_logits = logits.sub_(log_sum).exp_()  # softmax, in the logits' own memory
-                d_logits.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
-                if d_bias is not None:
-                    d_bias += d_logits.sum(0)
-                d_logits = d_logits.to(weight.dtype)
-                d_hidden[begin : begin + chunk] = d_logits @ weight
+            logits = _logits(rows, weight, bias, buffer[: len(rows)])
+            of_target = logits.gather(1, target)
+            if d_hidden is None or d_weight is None:
+                total += (logits.logsumexp(-1, keepdim=True) - of_target).sum()
+                continue
+            top = logits.amax(-1, keepdim=True)
+            # A CPU's softmax may write over its input (its kernel takes each row's maximum and sum before it writes).
+            probability = torch.softmax(logits, -1, out=logits if logits.is_cpu else None)
+            # The largest probability is at least 1/V, so its logarithm is exact where the target's might underflow.
+            log_sum = top - probability.amax(-1, keepdim=True).log()
+            total += (log_sum - of_target).sum()
+            d_logits = probability.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
+            if d_bias is not None:
+                d_bias += d_logits.sum(0)
+            d_logits = d_logits.to(weight.dtype)
+            torch.mm(d_logits, weight, out=d_hidden[begin : begin + chunk])
+            if weight.dtype == torch.float32:
+                d_weight.addmm_(d_logits.T, rows)
+            else:
                 d_weight += d_logits.T @ rows
         ctx.save_for_backward(*(x for x in (d_hidden, d_weight, d_bias) if x is not None))
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -53,8 +62,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grads[0], grads[1], grads[2] if len(grads) > 2 else None, None
 
 
+def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """rows @ weight^T + bias in float32, into `out`; the product itself in the weights' precision."""
+    if weight.dtype == torch.float32 and bias is not None:
+        return torch.addmm(bias, rows, weight.T, out=out)
+    if weight.dtype == torch.float32:
+        return torch.mm(rows, weight.T, out=out)
+    out.copy_(rows @ weight.T)
+    return out if bias is None else out.add_(bias)
+
+
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """Sum of cross-entropies, float32 scalar: hidden [L, D], weight [V, D], bias [V] or None, labels [L] int64. L may be 0."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):  # which does not look into an autograd function
+        hidden, weight = (x.to(torch.get_autocast_dtype(device)) for x in (hidden, weight))
     total: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels)
     return total
 
