@@ -1,9 +1,9 @@
 """Our encoder beside transformers': whole training steps, attention alone, peak memory; and on a GPU, every back end.
 
-    python benchmarks/encoder.py steps [--size small|base] [--share 1.0] [--rounds 3]
-    python benchmarks/encoder.py attention
-    python benchmarks/encoder.py memory [--length 8192]
-    python benchmarks/encoder.py gpu                           (bf16; needs a CUDA GPU)
+    python -m benchmarks.encoder steps [--size small|base] [--share 1.0] [--rounds 3]
+    python -m benchmarks.encoder attention
+    python -m benchmarks.encoder memory [--length 8192]
+    python -m benchmarks.encoder gpu                           (bf16; needs a CUDA GPU)
 
 `steps` runs one forward, backward and AdamW step on the same real documents with the same weights in float32 on 2
 threads: 64 of e3c_l3_en and 16 of pmc_ei_open, cut at 1,024 tokens. transformers gets them in padded batches of 8, sorted
@@ -24,12 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
 import numpy as np
 import torch
-import torch.nn.functional as F
 import zstandard
 from torch import Tensor
 from transformers import ModernBertConfig, ModernBertForMaskedLM
@@ -39,10 +35,11 @@ from data_prep.rows import Row
 from pipeline.attention import BACKENDS, attend, available, reference
 from pipeline.batch import PackedBatch
 from pipeline.encoder import Encoder
-from pipeline.flops import attended_pairs, device_peak, step_flops
+from pipeline.flops import device_peak, step_flops
 from pipeline.loss import LossModel
 from pipeline.objectives import Objective, Vocabulary, label, pack
 
+ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 CLS, SEP, MASK, PAD = 50281, 50282, 50284, 50283
 VOCABULARY = Vocabulary(50_280, (CLS, SEP, MASK, PAD), MASK)
@@ -229,10 +226,12 @@ def best_of(rounds: int, call: Callable[[], None]) -> float:
 
 def memory(length: int) -> None:
     """Peak resident memory of a CLM step (every token labelled) on one row, each way in a process of its own."""
-    print(f"one row of {length} tokens, base size\n\n| way | peak GiB | GiB above weights, gradients and moments |\n|---|---|---|")
+    print(
+        f"one row of {length} tokens, base size\n\n| way | peak GiB | GiB above weights, gradients and moments |\n|---|---|---|"
+    )
     for way in ("theirs", "ours", "ours, activation checkpointing"):
-        command = [sys.executable, __file__, "memory", "--length", str(length), "--way", way]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "benchmarks.encoder", "memory", "--length", str(length), "--way", way]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         print(done.stdout.strip() or f"| {way} | did not finish (exit {done.returncode}) | - |", flush=True)
 
 
@@ -288,7 +287,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["steps", "attention", "memory", "gpu"])
     parser.add_argument("--size", choices=list(SIZES), default="small")
-    parser.add_argument("--share", type=float, default=1.0, help="of the documents; 0.125 for a quick look at base size")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of the documents; 0.125 for a quick look at base size"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="ways whose name contains this")
     parser.add_argument("--threads", type=int, default=2)
