@@ -1,31 +1,33 @@
-"""The command line of data preparation: `python -m data_prep build|verify|inspect|tokenizer|sample`."""
+"""The command line of data preparation: `python -m data_prep build|finish|verify|repair|inspect|tokenizer|sample`."""
 
 import argparse
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from data_prep import errors
-from data_prep.errors import Failure, UsageError
+from data_prep.errors import Failure, Parser, UsageError
+
+if TYPE_CHECKING:
+    from data_prep.reading import Reading
 
 # Heavy libraries are imported by the commands that need them, so that --help answers at once.
 
-INPUT_HELP = "files (.jsonl, .ndjson or .txt, plain, .gz or .zst; a .txt is one document), folders of such files, or quoted patterns"
+INPUT_HELP = (
+    "files (.jsonl, .ndjson, .csv, .tsv, .txt, plain, .gz or .zst; .parquet), folders of such files, folders saved by `datasets`, "
+    "quoted patterns, URLs of any of these (s3://, gs://, hf://, https://), or hub:OWNER/NAME[:CONFIGURATION[:SPLIT]]"
+)
+ROWS_HELP = "folder of rows, or the one above train/ and validation/"
 EPILOG = (
     "Exit codes: 0 done; 1 failed, with one line on stderr that names the file and record; 2 wrong usage. "
     "Messages never show text, ids or names of files found in folders. --traceback, with any command, adds the frames of a failure."
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
-
-
-def parser() -> argparse.ArgumentParser:
-    top = _Parser(
+def parser() -> Parser:
+    top = Parser(
         prog="python -m data_prep",
         description="Documents to tokenised, packed, verified rows for training.",
         epilog=EPILOG,
@@ -40,48 +42,36 @@ def parser() -> argparse.ArgumentParser:
     build = command(
         "build",
         "tokenise documents and pack them into rows",
-        "The rows go to OUT, or with --validation to OUT/train and OUT/validation; OUT appears when all is written. "
-        "No document is truncated: one longer than a row is split, and so are some others where rows would stay empty (--fill). The tokenizer's files are copied beside the rows.",
+        "The rows go to OUT, or with --validation to OUT/train and OUT/validation; OUT is complete or absent. "
+        "No document is truncated: one longer than a row is split, and so are some others where rows would stay empty (--fill). The tokenizer's files are copied beside the rows. "
+        "The rows are the same bytes whatever the number of workers and parts, and however often the build was killed and resumed.",
     )
     _add_inputs(build)
-    build.add_argument(
-        "--tokenizer",
-        required=True,
-        metavar="DIR_OR_NAME",
-        help="Hugging Face tokenizer: a folder, or a name on the hub",
+    _add_build_options(build)
+
+    finish = command(
+        "finish",
+        "merge the parts of a build done with --part",
+        "Packs what all parts have tokenised; says which part is missing.",
     )
-    build.add_argument("--out", required=True, metavar="DIR", help="new or empty folder")
-    build.add_argument(
-        "--row-length", required=True, type=int, metavar="N", help="tokens of a row at most, such as 8192"
-    )
-    build.add_argument(
-        "--validation",
-        type=float,
-        metavar="SHARE",
-        help="share of documents kept back, such as 0.01, chosen by a hash of their text: duplicates stay on one side",
-    )
-    build.add_argument(
-        "--seed", type=int, default=17, metavar="N", help="of the order of documents within a row (default 17)"
-    )
-    build.add_argument(
-        "--fill",
-        type=float,
-        default=0.995,
-        metavar="SHARE",
-        help="fill of the rows below which documents that would fit a row are cut as well, only as many as it takes "
-        "(default 0.995); 0 keeps them whole, as does a corpus of less than 500 to 1,000 rows",
-    )
-    build.add_argument("--shard-size", default="64mb", metavar="SIZE", help="of a shard file, such as 64mb (default)")
+    finish.add_argument("out", metavar="OUT", help="the --out of the parts")
 
     verify = command(
         "verify",
         "check every shard and row against the index and the manifest",
         "Prints a line for each damage found and exits with 1, or says that all is well.",
     )
-    verify.add_argument("rows", metavar="DIR", help="folder of rows, or the one above train/ and validation/")
+    verify.add_argument("rows", metavar="DIR_OR_URL", help=ROWS_HELP)
+
+    repair = command(
+        "repair",
+        "rebuild a lost index, and set aside shards that cannot be used",
+        "Says what it dropped. Such shards go to DIR/damaged; the manifest's counts are made to fit what is left.",
+    )
+    repair.add_argument("rows", metavar="DIR", help=ROWS_HELP)
 
     inspect = command("inspect", "show what a folder of rows holds: manifest, fill, document lengths")
-    inspect.add_argument("rows", metavar="DIR", help="folder of rows, or the one above train/ and validation/")
+    inspect.add_argument("rows", metavar="DIR_OR_URL", help=ROWS_HELP)
     inspect.add_argument(
         "--show-text", action="store_true", help="also print decoded rows, a line for each document: real text"
     )
@@ -113,14 +103,87 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_build_options(build: argparse.ArgumentParser) -> None:
+    build.add_argument(
+        "--tokenizer",
+        required=True,
+        metavar="DIR_OR_NAME",
+        help="Hugging Face tokenizer: a folder, or a name on the hub",
+    )
+    build.add_argument("--out", required=True, metavar="DIR_OR_URL", help="new or empty folder, or a place at a URL")
+    build.add_argument(
+        "--row-length", required=True, type=int, metavar="N", help="tokens of a row at most, such as 8192"
+    )
+    build.add_argument(
+        "--validation",
+        type=float,
+        metavar="SHARE",
+        help="share of documents kept back, such as 0.01, chosen by a hash of their text: duplicates stay on one side",
+    )
+    build.add_argument(
+        "--group-field",
+        metavar="NAME",
+        help="field, such as that of the patient, whose records stay on one side of the split: the hash is that of its value",
+    )
+    build.add_argument(
+        "--deduplicate",
+        choices=("exact",),
+        help="keep the first only of documents with the same text, apart from white space and the form of accents",
+    )
+    build.add_argument(
+        "--add-prefix-space",
+        choices=("yes", "no"),
+        help="whether a document's first word is taken as if after a space (default: as the tokenizer has it)",
+    )
+    build.add_argument(
+        "--seed", type=int, default=17, metavar="N", help="of the order of documents within a row (default 17)"
+    )
+    build.add_argument("--no-packing", action="store_true", help="one document a row, for comparisons")
+    build.add_argument(
+        "--fill",
+        type=float,
+        default=0.995,
+        metavar="SHARE",
+        help="fill of the rows below which documents that would fit a row are cut as well, only as many as it takes "
+        "(default 0.995); 0 keeps them whole, as does a corpus of less than 500 to 1,000 rows",
+    )
+    build.add_argument("--shard-size", default="64mb", metavar="SIZE", help="of a shard file, such as 64mb (default)")
+    build.add_argument("--compression", choices=("zstd",), help="of the shard files (default none)")
+    build.add_argument(
+        "--workers", type=int, metavar="N", help="processes that tokenise, one core each (default: the cores there are)"
+    )
+    build.add_argument(
+        "--unit-size",
+        default="2mb",
+        metavar="SIZE",
+        help="text that a worker tokenises at a time, and the most it loses when killed (default 2mb)",
+    )
+    build.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with a build that was killed, or begin one; finished units are kept in a hidden folder beside OUT (OUT/_build of a URL)",
+    )
+    build.add_argument(
+        "--part",
+        metavar="I/N",
+        help="do share I of N of the work, on as many machines as you like, all with the same inputs and options; then `finish OUT`",
+    )
+
+
 def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument("inputs", nargs="+", metavar="INPUT", help=INPUT_HELP)
-    command.add_argument(
-        "--text-field",
-        default="text",
-        metavar="NAME",
-        help="field of a JSONL record that holds the text (default text)",
+    text = command.add_mutually_exclusive_group()
+    text.add_argument(
+        "--text-field", default="text", metavar="NAME", help="field that holds the text, such as text (default) or a.b"
     )
+    text.add_argument("--template", metavar="TEXT", help="text made of several fields, such as '{title} {body}'")
+    command.add_argument("--delimiter", metavar="C", help="of CSV files (default , and a tab for .tsv)")
+    command.add_argument(
+        "--separator",
+        metavar="TEXT",
+        help="what stands between the documents of a text file, \\n for a line's end (default: a file is one document)",
+    )
+    command.add_argument("--encoding", default="utf-8", metavar="NAME", help="of text and CSV files (default utf-8)")
     command.add_argument(
         "--on-error",
         choices=("fail", "skip"),
@@ -130,11 +193,33 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     )
 
 
-def size(text: str) -> int:
+def _reading(arguments: argparse.Namespace, unit_bytes: int) -> "Reading":
+    from data_prep.documents import Fields
+    from data_prep.reading import Reading
+
+    separator = arguments.separator
+    if separator is not None:
+        for written, meant in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
+            separator = separator.replace(written, meant)
+    delimiter = "\t" if arguments.delimiter == "\\t" else arguments.delimiter
+    fields = Fields(arguments.text_field, arguments.template, getattr(arguments, "group_field", None))
+    return Reading(fields, arguments.encoding, delimiter, separator, unit_bytes)
+
+
+def _part(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None:
+        raise UsageError(f"--part {text!r} is not a share such as 1/4")
+    return int(match[1]), int(match[2])
+
+
+def size(text: str, option: str = "--shard-size") -> int:
     """Bytes of a size such as 64mb, 512kb, 1gb or 65536. Raises UsageError."""
     match = re.fullmatch(r"(\d+) *(|b|kb|mb|gb)", text.strip().lower())
     if match is None:
-        raise UsageError(f"--shard-size {text!r} is not a size such as 64mb")
+        raise UsageError(f"{option} {text!r} is not a size such as 64mb")
     return int(match[1]) << {"": 0, "b": 0, "kb": 10, "mb": 20, "gb": 30}[match[2]]
 
 
@@ -147,19 +232,43 @@ def _build(arguments: argparse.Namespace) -> int:
     from data_prep.build import BuildOptions, build
     from data_prep.report import build_summary
 
+    prefix_space = {"yes": True, "no": False, None: None}[arguments.add_prefix_space]
     options = BuildOptions(
         inputs=arguments.inputs,
         tokenizer=arguments.tokenizer,
         out=arguments.out,
         row_length=arguments.row_length,
-        text_field=arguments.text_field,
+        reading=_reading(arguments, size(arguments.unit_size, "--unit-size")),
+        add_prefix_space=prefix_space,
         validation=arguments.validation,
+        deduplicate=arguments.deduplicate is not None,
         on_error=arguments.on_error,
         seed=arguments.seed,
+        packing=not arguments.no_packing,
         fill=arguments.fill,
         shard_bytes=size(arguments.shard_size),
+        compression=arguments.compression,
+        workers=len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers,
+        resume=arguments.resume,
+        part=_part(arguments.part),
     )
     print(build_summary(build(options), arguments.out))
+    return 0
+
+
+def _finish(arguments: argparse.Namespace) -> int:
+    from data_prep.build import finish
+    from data_prep.report import build_summary
+
+    print(build_summary(finish(arguments.out), arguments.out))
+    return 0
+
+
+def _repair(arguments: argparse.Namespace) -> int:
+    from data_prep.repair import repair
+
+    for line in repair(arguments.rows):
+        print(line)
     return 0
 
 
@@ -187,7 +296,7 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
     from data_prep.training import NOTE, train_tokenizer
 
     trained = train_tokenizer(
-        arguments.inputs, arguments.vocab_size, arguments.out, arguments.text_field, arguments.on_error
+        arguments.inputs, arguments.vocab_size, arguments.out, _reading(arguments, 2 << 20), arguments.on_error
     )
     dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in trained.dropped.items())
     print(
@@ -205,7 +314,15 @@ def _sample(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"build": _build, "verify": _verify, "inspect": _inspect, "tokenizer": _tokenizer, "sample": _sample}
+COMMANDS = {
+    "build": _build,
+    "finish": _finish,
+    "verify": _verify,
+    "repair": _repair,
+    "inspect": _inspect,
+    "tokenizer": _tokenizer,
+    "sample": _sample,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -58,6 +58,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         return 130
     except Exception as error:
         if show_frames:
-            print("".join(traceback.format_tb(error.__traceback__)), file=sys.stderr, end="")
+            frames = traceback.format_tb(error.__traceback__)
+            print("".join(frames), getattr(error, "frames", ""), sep="", file=sys.stderr, end="")  # and a worker's
         print(f"error: {describe(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, Failure) else 1

@@ -58,6 +58,27 @@ def best_subset(lengths: Sequence[int], space: int) -> list[int]:
     return chosen[::-1]
 
 
+class OnePerRow:
+    """No packing, for comparisons: each document, or each piece of one longer than a row, is a row."""
+
+    policy = "none: one document a row"
+
+    def __init__(self, row_length: int, seed: int) -> None:
+        self.row_length = row_length
+        self.seed = seed
+        self.pieces = 0
+        self.rows = 0
+
+    def add(self, document: Tokens) -> Iterator[Row]:
+        for piece in split(document, self.row_length):
+            self.pieces += 1
+            self.rows += 1
+            yield Row(piece, np.array([len(piece)], np.uint32))
+
+    def finish(self) -> Iterator[Row]:
+        return iter(())
+
+
 class BestFit:
     """Takes documents, gives rows. Every token that goes in comes out once, beside its neighbours of the same piece."""
 

@@ -1,21 +1,24 @@
 """What a person reads in the terminal: the summary of a build, and `inspect`."""
 
+import tempfile
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.build import BuildReport
-from data_prep.rows import Manifest, Rows
+from data_prep.rows import Manifest, Rows, is_url
 from data_prep.verify import folders_of_rows
 
 READ_AT_MOST = 20_000  # rows of a histogram; more are sampled evenly
+SHARDS_OF_A_URL = 4  # of which a histogram is made
+SOURCES_SHOWN = 5
 BAR = 40  # characters of the longest bar
 
 
 def build_summary(report: BuildReport, out: str) -> str:
     """Documents, tokens, rows, fill, drops and speed of a build."""
-    lines = []
+    lines = [report.note] if report.note else []
     for manifest in report.manifests:
         counts = manifest.counts
         cut = f" ({counts.pieces - counts.documents:,} cuts)" if counts.pieces > counts.documents else ""
@@ -23,34 +26,58 @@ def build_summary(report: BuildReport, out: str) -> str:
             f"{manifest.split or 'rows'}: {counts.documents:,} documents{cut}, {counts.tokens:,} tokens, {counts.rows:,} rows"
             f" of {manifest.row_length:,}, fill {manifest.fill:.2%}"
         )
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.items())
-    lines.append(f"dropped: {dropped or 'none'}")
+    if report.manifests:
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.items())
+        lines.append(f"dropped: {dropped or 'none'}")
     if report.left_out:
         lines.append(f"left out: {report.left_out:,} files of other kinds")
     if not report.edges:
         lines.append("note: this tokenizer's own rule adds no special tokens to a document, so the rows hold none")
     tokens = sum(manifest.counts.tokens for manifest in report.manifests)
-    lines.append(f"{report.seconds:.1f} s, {tokens / report.seconds:,.0f} tokens/s, in {out}")
+    if report.seconds:
+        speed = f", {tokens / report.seconds:,.0f} tokens/s, in {out}" if tokens else ""
+        lines.append(f"{report.seconds:.1f} s{speed}")
     return "\n".join(lines)
 
 
 def inspect(location: str, shown: int) -> None:
-    """Print manifest and histograms of the rows at `location`, and the text of `shown` rows."""
+    """Print manifest and histograms of the rows at `location`, a folder or URL, and the text of `shown` rows."""
     for number, folder in enumerate(folders_of_rows(location)):
-        rows = Rows(folder)
         if number:
             print()
-        print("\n".join(_manifest_lines(rows.manifest)))
-        indices = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), READ_AT_MOST)).astype(int)).tolist()
-        lengths = [rows[index].lengths for index in indices]
-        of = f" ({len(indices):,} of {len(rows):,} rows)" if len(indices) < len(rows) else ""
-        print(f"\nfill of a row, % of {rows.manifest.row_length:,} tokens{of}")
-        fills = np.array([length.sum() for length in lengths]) / rows.manifest.row_length
-        print("\n".join(_fill_histogram(fills)))
-        print(f"\ntokens of a piece{of}")
-        print("\n".join(_length_histogram(np.concatenate(lengths))))
-        if shown:
-            _show_text(rows, shown)
+        if is_url(folder):
+            with tempfile.TemporaryDirectory() as cache:  # mode 0700
+                _inspect(Rows(folder, cache), shown)
+        else:
+            _inspect(Rows(folder), shown)
+
+
+def _inspect(rows: Rows, shown: int) -> None:
+    print("\n".join([*_manifest_lines(rows.manifest), *_largest_sources(rows.manifest)]))
+    count = len(rows)
+    if is_url(rows.location):  # every shard would have to be downloaded
+        count = int(rows.shard_rows[:SHARDS_OF_A_URL].sum())
+    indices = np.unique(np.linspace(0, count - 1, min(count, READ_AT_MOST)).astype(int)).tolist()
+    lengths = [rows[index].lengths for index in indices]
+    of = f" ({len(indices):,} of {len(rows):,} rows)" if len(indices) < len(rows) else ""
+    print(f"\nfill of a row, % of {rows.manifest.row_length:,} tokens{of}")
+    fills = np.array([length.sum() for length in lengths]) / rows.manifest.row_length
+    print("\n".join(_fill_histogram(fills)))
+    print(f"\ntokens of a piece{of}")
+    print("\n".join(_length_histogram(np.concatenate(lengths))))
+    if shown:
+        _show_text(rows, shown)
+
+
+def _largest_sources(manifest: Manifest) -> list[str]:
+    """The files that gave most documents, by number and digest: their names are not recorded."""
+    largest = sorted(enumerate(manifest.sources, 1), key=lambda item: -item[1].documents)[:SOURCES_SHOWN]
+    if len(manifest.sources) < 2:
+        return []
+    return [
+        f"  source {number:,}: {source.documents:,} documents, {source.bytes:,} bytes, sha256 {source.digest[:16]}"
+        for number, source in largest
+    ]
 
 
 def _manifest_lines(manifest: Manifest) -> list[str]:
@@ -67,6 +94,7 @@ def _manifest_lines(manifest: Manifest) -> list[str]:
         f"special      {special}",
         f"sources      {len(manifest.sources):,} files, {sum(source.bytes for source in manifest.sources):,} bytes",
         f"made by      {manifest.software}, format {manifest.format_version}",
+        *(f"repaired     {note}" for note in manifest.repaired),
     ]
 
 

@@ -44,6 +44,7 @@ class TokenizerInfo(_Strict):
     vocabulary: int  # ids are below this
     special: dict[str, int]  # such as {"[CLS]": 0, "[SEP]": 1}: every special token; never masked, never random
     roles: dict[str, int]  # of "cls", "sep", "mask", "pad" and, where there is one, "unk"
+    add_prefix_space: bool | None = None  # whether a document's first word is as after a space; None: no such setting
 
 
 class Counts(_Strict):
@@ -52,6 +53,7 @@ class Counts(_Strict):
     tokens: int
     rows: int
     dropped: dict[str, int]  # reason -> documents
+    dropped_tokens: int = 0  # of duplicates; whatever else is dropped is dropped before it has tokens
 
 
 class Source(_Strict):
@@ -73,6 +75,7 @@ class Manifest(_Strict):
     sources: list[Source]
     seed: int
     rows_digest: str  # `rows_digest` of index.json
+    repaired: list[str] = []  # what `repair` dropped: `counts` tell what is left, `sources` and documents what was
 
     @property
     def fill(self) -> float:
@@ -109,23 +112,34 @@ def columns(vocabulary: int) -> dict[str, str]:
 
 
 def tokenizer_digest(folder: str | Path) -> str:
-    """sha256 of what tokenizer.json means: the same whatever library version wrote the file.
+    """sha256 of what tokenizer.json means: the same whatever library version wrote the file."""
+    return content_digest(tokenizer_content(folder))
 
-    Padding and truncation are settings of a call, not of the tokenizer; merges are written "a b" by older versions of
-    tokenizers and ["a", "b"] by newer ones.
-    """
+
+def tokenizer_content(folder: str | Path) -> dict[str, Any]:
+    """tokenizer.json as an object. Raises Failure."""
     path = Path(folder) / "tokenizer.json"
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise Failure(f"{folder} has no tokenizer.json: a fast tokenizer is needed") from None
     except ValueError:
         raise Failure(f"{path} is not JSON") from None
-    content.pop("padding", None)
-    content.pop("truncation", None)
-    model = content.get("model", {})
-    if isinstance(model.get("merges"), list):
-        model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+    if not isinstance(content, dict):
+        raise Failure(f"{path} is not a JSON object")
+    return content
+
+
+def content_digest(content: dict[str, Any]) -> str:
+    """`tokenizer_digest` of a tokenizer.json that was read.
+
+    Padding and truncation are settings of a call, not of the tokenizer; merges are written "a b" by older versions of
+    tokenizers and ["a", "b"] by newer ones.
+    """
+    content = {key: value for key, value in content.items() if key not in ("padding", "truncation")}
+    model = content.get("model")
+    if isinstance(model, dict) and isinstance(model.get("merges"), list):
+        content["model"] = model | {"merges": [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,44 +1,37 @@
-"""Which files a build reads, how messages may name them, and their decompressed bytes.
+"""Which files a build reads, and how messages may name them.
 
-    python -m data_prep build notes.jsonl.zst scans/ 'letters/*.txt' ...
-                              |               |       |
-                              a file          a folder, all levels; a pattern
+    python -m data_prep build notes.jsonl.zst scans/ 'letters/*.txt' s3://bucket/notes/ hub:owner/name ...
+                              |               |       |              |                  |
+                              a file          a folder, all levels; a pattern; a URL of any of these; a data set of the hub
 
-The name of a file *found* in a folder or by a pattern may be a patient's, so it is never shown: such a file is "file 3
-of 12 in 'scans/'", counted in sorted order. Only what stands on the command line itself is repeated in messages.
+A folder saved by `datasets` (`save_to_disk`) is read as such. The name of a file *found* in a folder, by a pattern or in a
+bucket may be a patient's, so it is never shown: such a file is "file 3 of 12 in 'scans/'", counted in sorted order. Only
+what stands on the command line itself is repeated in messages.
 """
 
 import glob
-import gzip
-import hashlib
-import io
+import json
 import os
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from data_prep.errors import Failure, UsageError
+from data_prep.rows import is_url
+from data_prep.store import filesystem, said_of
+from data_prep.streams import SourceFile
 
-FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "text",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
 COMPRESSIONS = (".gz", ".zst")
-KNOWN = ".jsonl, .ndjson or .txt, plain or with .gz or .zst"
-CHUNK = 1 << 20  # bytes read from disk at a time
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    path: Path
-    label: str  # how messages name it
-    format: str  # "jsonl" or "text"
-    compression: str  # "", ".gz" or ".zst"
-
-    @property
-    def bytes(self) -> int:
-        """Size on disk."""
-        return self.path.stat().st_size
+KNOWN = ".jsonl, .ndjson, .csv, .tsv or .txt (plain or with .gz or .zst) or in .parquet"
+HUB = "hub:"
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ def kind(name: str) -> tuple[str, str] | None:
         if stem.endswith(ending):
             stem, compression = stem.removesuffix(ending), ending
     format = FORMATS.get(os.path.splitext(stem)[1])
-    return (format, compression) if format else None
+    return (format, compression) if format and not (compression and format == "parquet") else None
 
 
 def find_files(inputs: list[str]) -> Found:
@@ -64,12 +57,12 @@ def find_files(inputs: list[str]) -> Found:
     """
     files: list[SourceFile] = []
     left_out = 0
-    seen: dict[Path, str] = {}
+    seen: dict[str, str] = {}
     for given in inputs:
         found, others = _of_input(given)
         left_out += others
         for file in found:
-            real = file.path.resolve()
+            real = file.location if is_url(file.location) else os.path.realpath(file.location)
             if real in seen:
                 raise UsageError(
                     f"a file comes twice, by {seen[real]!r} and by {given!r}: its documents would count double"
@@ -80,28 +73,44 @@ def find_files(inputs: list[str]) -> Found:
 
 
 def _of_input(given: str) -> tuple[list[SourceFile], int]:
-    if "://" in given:
-        raise UsageError(f"{given!r} is a URL: inputs are local files, folders or patterns")
+    if given.startswith(HUB):
+        return _of_hub(given), 0
+    if is_url(given):
+        return _of_url(given)
     if os.path.isfile(given):
-        known = kind(given)
-        if known is None:
-            raise Failure(f"{given!r} is of no known kind: a name ends in {KNOWN}")
-        return [SourceFile(Path(given), repr(given), *known)], 0
+        return [_local(given, repr(given), *_kind_or_failure(given, given))], 0
     if os.path.isdir(given):
+        if any(os.path.isfile(os.path.join(given, name)) for name in ("state.json", "dataset_dict.json")):
+            return _of_saved_dataset(given), 0
         paths = _walk(given)
     else:
         paths = [path for path in glob.glob(given, recursive=True) if os.path.isfile(path)]
         if not paths:
             raise Failure(f"no such file or folder, and no file matches: {given!r}")
-    kinds = [(path, kind(path)) for path in sorted(paths)]
-    usable = [(path, known) for path, known in kinds if known]
-    if not usable:
+    usable, others = _usable(given, paths)
+    return [_local(path, label, *known) for path, label, known in usable], others
+
+
+def _kind_or_failure(given: str, name: str) -> tuple[str, str]:
+    known = kind(name)
+    if known is None:
+        raise Failure(f"{given!r} is of no known kind: a name ends in {KNOWN}")
+    return known
+
+
+def _usable(given: str, paths: list[str]) -> tuple[list[tuple[str, str, tuple[str, str]]], int]:
+    """(path, label, kind) of the usable ones of the files found, sorted, and the number of the others."""
+    kinds = [(path, known) for path in sorted(paths) if (known := kind(path))]
+    if not kinds:
         raise Failure(f"no file to read in {given!r}: names must end in {KNOWN}")
-    files = [
-        SourceFile(Path(path), f"file {number} of {len(usable)} in {given!r}", *known)
-        for number, (path, known) in enumerate(usable, 1)
-    ]
-    return files, len(kinds) - len(usable)
+    usable = [(p, f"file {n} of {len(kinds)} in {given!r}", known) for n, (p, known) in enumerate(kinds, 1)]
+    return usable, len(paths) - len(kinds)
+
+
+def _local(path: str, label: str, format: str, compression: str) -> SourceFile:
+    with said_of(label):
+        state = os.stat(path)
+    return SourceFile(path, label, format, compression, state.st_size, f"{state.st_size} {state.st_mtime_ns}")
 
 
 def _walk(folder: str) -> list[str]:
@@ -117,84 +126,75 @@ def _walk(folder: str) -> list[str]:
     return paths
 
 
-class _Raw(io.RawIOBase):
-    """The bytes of the file as they lie on disk, digested and counted while they pass."""
-
-    def __init__(self, file: BinaryIO, advance: Callable[[int], object]) -> None:
-        self.file = file
-        self.advance = advance
-        self.sha256 = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.file.read(len(buffer))
-        self.sha256.update(data)
-        self.advance(len(data))
-        buffer[: len(data)] = data
-        return len(data)
-
-
-class _Zstd(io.RawIOBase):
-    """Decompressed zstd, any number of frames; EOFError where the last one is cut (zstandard's own reader ends silently)."""
-
-    def __init__(self, raw: io.RawIOBase) -> None:
-        self.raw = raw
-        self.frame: Any = None
-        self.pending = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        import zstandard
-
-        while not self.pending:
-            data = self.frame.unused_data if self.frame is not None and self.frame.eof else b""
-            data = data or self.raw.read(CHUNK) or b""
-            if not data:
-                if self.frame is not None and not self.frame.eof:
-                    raise EOFError
-                return 0
-            if self.frame is None or self.frame.eof:
-                self.frame = zstandard.ZstdDecompressor().decompressobj()
-            self.pending = memoryview(self.frame.decompress(data))
-        size = min(len(buffer), len(self.pending))
-        buffer[:size] = self.pending[:size]
-        self.pending = self.pending[size:]
-        return size
+def _of_url(given: str) -> tuple[list[SourceFile], int]:
+    """A file, a folder or a pattern behind a URL."""
+    fs, path = filesystem(given)
+    scheme = given.partition("://")[0]
+    entries: dict[str, dict[str, Any]] = {}
+    single: dict[str, Any] | None = None
+    try:
+        if any(sign in path for sign in "*[") and scheme not in ("http", "https"):
+            entries = fs.glob(path, detail=True)
+        else:
+            info = fs.info(path)
+            if info["type"] == "directory":
+                entries = fs.find(path, detail=True)
+            else:
+                single = info
+    except FileNotFoundError as error:
+        raise Failure(f"nothing is at {given!r} ({error.strerror or 'not found'})") from None
+    except Exception as error:  # each library has its own; only OSError's short reason is sure to quote nothing
+        why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        raise Failure(f"{given!r} cannot be listed: {why}") from None
+    if single is not None:
+        name = path.partition("?")[0]
+        return [_remote(given, repr(given), *_kind_or_failure(given, name), single)], 0
+    found = {name: entry for name, entry in entries.items() if entry["type"] == "file" and "/." not in name}
+    if not found:
+        raise Failure(f"no file is at {given!r}, and none matches")
+    usable, others = _usable(given, list(found))
+    return [_remote(fs.unstrip_protocol(p), label, *known, found[p]) for p, label, known in usable], others
 
 
-class OpenFile:
-    """A source file being read: `stream` has its decompressed bytes, `digest()` the sha256 of all bytes on disk."""
-
-    def __init__(self, file: SourceFile, raw: _Raw) -> None:
-        self._raw = raw
-        plain: Any = raw
-        if file.compression == ".gz":
-            plain = gzip.GzipFile(fileobj=io.BufferedReader(raw, CHUNK), mode="rb")
-        elif file.compression == ".zst":
-            plain = _Zstd(raw)
-        self.stream = io.BufferedReader(plain, CHUNK)
-
-    def digest(self) -> str:
-        while self._raw.read(CHUNK):  # what lies behind the last record
-            pass
-        return self._raw.sha256.hexdigest()
+def _remote(location: str, label: str, format: str, compression: str, entry: dict[str, Any]) -> SourceFile:
+    size = int(entry.get("size") or 0)  # some web servers name none
+    marks = [entry.get(key) for key in ("ETag", "etag", "md5Hash", "generation", "LastModified", "blob_id")]
+    return SourceFile(location, label, format, compression, size, f"{size} {[str(m) for m in marks if m]}")
 
 
-@contextmanager
-def open_file(file: SourceFile, advance: Callable[[int], object] = lambda count: None) -> Iterator[OpenFile]:
-    """Open `file`; `advance` is called with the number of bytes at each read from disk. Damage becomes a Failure."""
-    import zstandard
+def _of_saved_dataset(given: str) -> list[SourceFile]:
+    """The Arrow files of a folder that `datasets` saved; read without `datasets`, whose import costs seconds."""
+    if not os.path.isfile(os.path.join(given, "state.json")):
+        splits = sorted(name for name in os.listdir(given) if os.path.isdir(os.path.join(given, name)))
+        raise Failure(
+            f"{given!r} holds several splits: name the one to read, such as {os.path.join(given, 'train')!r}"
+            if "train" in splits
+            else f"{given!r} holds several splits: name the folder of one of them"
+        )
+    try:
+        state = json.loads(Path(given, "state.json").read_bytes())
+        names = [entry["filename"] for entry in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Failure(f"{given!r}: its state.json is not one that `datasets` wrote") from None
+    if any(os.path.basename(name) != name for name in names):
+        raise Failure(f"{given!r}: its state.json names a file outside the folder")
+    return [
+        _local(os.path.join(given, name), f"file {number} of {len(names)} in {given!r}", "arrow", "")
+        for number, name in enumerate(names, 1)
+    ]
+
+
+def _of_hub(given: str) -> list[SourceFile]:
+    """`hub:owner/name[:configuration[:split]]`, downloaded by `datasets` into its cache of Arrow files."""
+    name, configuration, split, *_ = [*given.removeprefix(HUB).split(":"), "", ""]
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from datasets import load_dataset
 
     try:
-        with open(file.path, "rb") as handle:
-            yield OpenFile(file, _Raw(handle, advance))
-    except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError):
-        raise Failure(
-            f"{file.label} is damaged: its {file.compression} data are cut or broken; copy it again"
-        ) from None
-    except OSError as error:
-        raise Failure(f"{file.label} cannot be read: {error.strerror or type(error).__name__}") from None
+        loaded = load_dataset(name, configuration or None, split=split or "train")
+    except Exception as error:
+        raise Failure(f"{given!r} cannot be loaded from the Hugging Face hub ({type(error).__name__})") from None
+    paths = [entry["filename"] for entry in loaded.cache_files]
+    if not paths:
+        raise Failure(f"{given!r} holds no records")
+    return [_local(path, f"file {n} of {len(paths)} in {given!r}", "arrow", "") for n, path in enumerate(paths, 1)]

@@ -7,7 +7,6 @@ that look like special tokens, such as "[SEP]" in a note about BERT, are tokenis
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.errors import Failure
-from data_prep.rows import TokenizerInfo, token_dtype, tokenizer_digest
+from data_prep.rows import TokenizerInfo, content_digest, token_dtype, tokenizer_content
 
 ROLES = {  # role -> names looked for where the tokenizer's configuration names none
     "cls": ("[CLS]", "<s>", "<cls>"),
@@ -37,13 +36,23 @@ MODEL_MAX_LENGTH = 8192  # written where a tokenizer comes without a configurati
 class DocumentTokenizer:
     """Texts to arrays of ids. `info` is the manifest's entry; raises Failure where the tokenizer cannot serve an encoder."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, add_prefix_space: bool | None = None) -> None:
+        """`add_prefix_space`: whether a document's first word is taken as if after a space; None: as the tokenizer has it."""
         from tokenizers import Tokenizer
 
         self.folder = folder
-        digest = tokenizer_digest(folder)  # also says so where tokenizer.json is missing
+        self.arguments = (str(folder), name, add_prefix_space)
+        content = tokenizer_content(folder)
+        prefix_space = _prefix_space(content.get("pre_tokenizer"), add_prefix_space)
+        self._changed = None if add_prefix_space is None else json.dumps(content, ensure_ascii=False)
+        if add_prefix_space is not None and prefix_space is None:
+            raise Failure(f"tokenizer {name!r} has no prefix space to set: leave --add-prefix-space out")
+        digest = content_digest(content)
         try:
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            if self._changed is None:
+                self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            else:
+                self._tokenizer = Tokenizer.from_str(self._changed)
         except Exception:
             raise Failure(f"tokenizer {name!r}: its tokenizer.json cannot be used by the tokenizers library") from None
         self._tokenizer.no_truncation()
@@ -58,8 +67,10 @@ class DocumentTokenizer:
         vocabulary = max(ids.values()) + 1  # not the number of entries: ids may have gaps
         special = dict(sorted(special.items(), key=lambda item: item[1]))
         roles = {role: ids[token] for role, token in self.roles.items()}
-        self.info = TokenizerInfo(name=name, digest=digest, vocabulary=vocabulary, special=special, roles=roles)
-        self._dtype = np.dtype(token_dtype(vocabulary))
+        self.info = TokenizerInfo(
+            name=name, digest=digest, vocabulary=vocabulary, special=special, roles=roles, add_prefix_space=prefix_space
+        )
+        self.dtype = np.dtype(token_dtype(vocabulary))
         self._unknown = ids.get(self.roles.get("unk", ""))
         self._is_special = np.zeros(vocabulary, bool)
         self._is_special[[i for i in special.values() if i != self._unknown]] = True
@@ -71,7 +82,7 @@ class DocumentTokenizer:
         return [self._ids(encoding) for encoding in self._tokenizer.encode_batch_fast(texts)]
 
     def _ids(self, encoding: Any) -> NDArray[np.unsignedinteger]:
-        ids = np.array(encoding.ids, self._dtype)  # OverflowError, never a wrap, should an id not fit
+        ids = np.array(encoding.ids, self.dtype)  # OverflowError, never a wrap, should an id not fit
         special = self._is_special[ids]
         if int(special.sum()) != self.edges:
             # Some models (unigram, word level) hold "<mask>" as an ordinary entry and find it in a text that has the word.
@@ -85,12 +96,11 @@ class DocumentTokenizer:
     def decode(self, ids: NDArray[np.unsignedinteger]) -> str:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
-    def save(self, folder: Path) -> None:
-        """Copy the tokenizer's files to `folder`, with a configuration that names its special tokens and no path."""
-        folder.mkdir(mode=0o700)
-        for file in FILES:
-            if (self.folder / file).is_file():
-                shutil.copyfile(self.folder / file, folder / file)
+    def files(self) -> dict[str, bytes]:
+        """The tokenizer's files by name, with a configuration that names its special tokens and no path."""
+        found = {file: (self.folder / file).read_bytes() for file in FILES if (self.folder / file).is_file()}
+        if self._changed is not None:
+            found["tokenizer.json"] = self._changed.encode()
         config = _read_json(self.folder / CONFIG)
         if not config:
             config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MODEL_MAX_LENGTH}
@@ -99,14 +109,16 @@ class DocumentTokenizer:
         for role, token in self.roles.items():
             if not config.get(f"{role}_token"):
                 config[f"{role}_token"] = token
-        write_json(folder / CONFIG, config)
+        if self.arguments[2] is not None:
+            config["add_prefix_space"] = self.arguments[2]
+        return found | {CONFIG: json_bytes(config)}
 
 
-def load_tokenizer(given: str) -> DocumentTokenizer:
+def load_tokenizer(given: str, add_prefix_space: bool | None = None) -> DocumentTokenizer:
     """A folder with a tokenizer.json, or a name on the Hugging Face hub (downloaded, or found in its cache)."""
     path = Path(given)
     if path.is_dir():
-        return DocumentTokenizer(path, path.resolve().name)
+        return DocumentTokenizer(path.resolve(), path.resolve().name, add_prefix_space)
     if path.exists():
         raise Failure(f"--tokenizer {given!r} is a file; name the folder that holds tokenizer.json")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", given):
@@ -120,11 +132,27 @@ def load_tokenizer(given: str) -> DocumentTokenizer:
         raise Failure(
             f"--tokenizer: there is no folder {given!r}, and the Hugging Face hub gives nothing of that name ({type(error).__name__})"
         ) from None
-    return DocumentTokenizer(folder, given.split("/")[-1])
+    return DocumentTokenizer(folder, given.split("/")[-1], add_prefix_space)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+def json_bytes(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _prefix_space(part: Any, wanted: bool | None) -> bool | None:
+    """The setting within a pre-tokenizer's description, after setting it where `wanted` says so; None where it has none."""
+    if not isinstance(part, dict):
+        return None
+    found = [state for inner in part.get("pretokenizers", []) if (state := _prefix_space(inner, wanted)) is not None]
+    if part.get("type") == "ByteLevel":
+        if wanted is not None:
+            part["add_prefix_space"] = wanted
+        found.append(bool(part.get("add_prefix_space")))
+    elif part.get("type") == "Metaspace":
+        if wanted is not None:
+            part["prepend_scheme"] = "first" if wanted else "never"
+        found.append(part.get("prepend_scheme", "always") != "never")
+    return any(found) if found else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from data_prep.documents import Reason, texts
+from data_prep.documents import Reason
 from data_prep.errors import Failure, UsageError
-from data_prep.sources import find_files, open_file
-from data_prep.tokenizer import CONFIG, MODEL_MAX_LENGTH, write_json
+from data_prep.reading import Reading, corpus
+from data_prep.sources import find_files
+from data_prep.tokenizer import CONFIG, MODEL_MAX_LENGTH, json_bytes
 from data_prep.writing import aside
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
@@ -25,7 +26,7 @@ class Trained:
 
 
 def train_tokenizer(
-    inputs: list[str], vocabulary: int, out: str, text_field: str = "text", on_error: str = "fail"
+    inputs: list[str], vocabulary: int, out: str, reading: Reading | None = None, on_error: str = "fail"
 ) -> Trained:
     """Learn at most `vocabulary` entries from all documents of `inputs`; the same input gives the same bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -34,22 +35,22 @@ def train_tokenizer(
         raise UsageError(
             f"--vocab-size {vocabulary} is too small: 256 bytes and {len(SPECIAL)} special tokens need {SMALLEST}"
         )
+    reading = reading or Reading()
+    reading.check()
     found = find_files(inputs)
     documents = 0
     dropped: Counter[str] = Counter()
 
-    def corpus() -> Iterator[str]:
+    def texts() -> Iterator[str]:
         nonlocal documents
         total = sum(file.bytes for file in found.files)
         with tqdm(total=total, unit="B", unit_scale=True, desc="read", disable=None) as bar:
-            for file in found.files:
-                with open_file(file, bar.update) as opened:
-                    for record in texts(file, opened.stream, text_field, on_error):
-                        if isinstance(record.content, Reason):
-                            dropped[record.content] += 1
-                        else:
-                            documents += 1
-                            yield record.content
+            for document in corpus(found.files, reading, on_error, bar.update):
+                if isinstance(document, Reason):
+                    dropped[document] += 1
+                else:
+                    documents += 1
+                    yield document.text
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -64,7 +65,7 @@ def train_tokenizer(
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(corpus(), trainer)
+        tokenizer.train_from_iterator(texts(), trainer)
         if not documents:
             raise Failure(f"the corpus is empty: no document is left of {' '.join(map(repr, inputs))}")
         ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
@@ -75,12 +76,12 @@ def train_tokenizer(
         )
         tokenizer.save(str(folder / "tokenizer.json"))
         roles = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
-        write_json(folder / "special_tokens_map.json", roles)
+        (folder / "special_tokens_map.json").write_bytes(json_bytes(roles))
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": MODEL_MAX_LENGTH,
             "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False,
         }
-        write_json(folder / CONFIG, config | roles)
+        (folder / CONFIG).write_bytes(json_bytes(config | roles))
     return Trained(tokenizer.get_vocab_size(), documents, dict(sorted(dropped.items())))

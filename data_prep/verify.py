@@ -1,4 +1,4 @@
-"""Are the rows still what the build wrote? Every shard and row against the index and the manifest.
+"""Are the rows still what the build wrote? Every shard and row against the index and the manifest, in a folder or at a URL.
 
 From the outside inwards: manifest, index, the folder's files, each shard's size and hash, each row, then the counts. A shard
 that fails its hash is not read any further, and one that passes is read row by row, so that rows that were wrong from the
@@ -6,16 +6,18 @@ start (or an index rewritten to match damaged shards) are found too. Findings na
 """
 
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data_prep.errors import Failure
-from data_prep.rows import HASH, MANIFEST, TOKENIZER, Manifest, Row, columns, rows_digest, tokenizer_digest
+from data_prep.mds import INDEX, ShardData, digest
+from data_prep.rows import HASH, MANIFEST, TOKENIZER, Manifest, columns, is_url, rows_digest, tokenizer_digest
+from data_prep.store import Store
 
 SPLITS = ("train", "validation")
-INDEX = "index.json"
 
 
 @dataclass
@@ -43,58 +45,61 @@ class Verdict:
     totals: dict[str, Totals] = field(default_factory=dict)  # by folder
 
 
-def folders_of_rows(location: str) -> list[Path]:
+def folders_of_rows(location: str) -> list[str]:
     """`location` itself, or its train/ and validation/ where it has such. Raises Failure where there are no rows."""
-    folder = Path(location)
-    if "://" in location:
-        raise Failure(f"{location} is a URL: copy the rows to a local folder first")
-    if (folder / MANIFEST).is_file() or (folder / INDEX).is_file():
-        return [folder]
-    splits = [folder / split for split in SPLITS if (folder / split).is_dir()]
+    place = location.rstrip("/") or "/"
+    names = Store(place).sizes()
+    if MANIFEST in names or INDEX in names:
+        return [place]
+    splits = [f"{place}/{split}" for split in SPLITS if any(name.startswith(f"{split}/") for name in names)]
     if not splits:
-        reason = f"neither {MANIFEST} nor {INDEX} is in it" if folder.is_dir() else "there is no such folder"
+        there = is_url(location) or Path(location).is_dir()
+        reason = f"neither {MANIFEST} nor {INDEX} is in it" if there else "there is no such folder"
         raise Failure(f"no rows at {location}: {reason}; `python -m data_prep build` makes them")
     return splits
 
 
 def verify(location: str) -> Verdict:
-    """All findings for the rows at `location`: a folder of rows, or the one above train/ and validation/."""
+    """All findings for the rows at `location`: a folder or URL of rows, or the one above train/ and validation/."""
     verdict = Verdict()
     folders = folders_of_rows(location)
     manifests = []
+    splits = len(folders) > 1 or folders[0] != (location.rstrip("/") or "/")
     for folder in folders:
-        prefix = f"{folder.name}/" if folder != Path(location) else ""
+        prefix = f"{folder.rpartition('/')[2]}/" if splits else ""
         totals = verdict.totals[prefix] = Totals()
-        read = _read_manifest(folder)
+        store = Store(folder)
+        read = read_manifest(store)
         if isinstance(read, str):
             verdict.findings.append(Finding(prefix + MANIFEST, read))
         manifest = read if isinstance(read, Manifest) else None
         manifests.append(manifest)
-        for finding in _verify_folder(folder, manifest, totals):
+        for finding in _verify_folder(store, manifest, totals):
             finding.what = prefix + finding.what
             verdict.findings.append(finding)
-    if folders != [Path(location)]:
-        found = {folder.name for folder in folders}
+    if splits:
+        found = {folder.rpartition("/")[2] for folder in folders}
         verdict.findings += [Finding(split, "the folder is missing") for split in SPLITS if split not in found]
         if len({(m.tokenizer.digest, m.row_length) for m in manifests if m}) > 1:
             verdict.findings.append(Finding(location, "train and validation differ in tokenizer or row length"))
     return verdict
 
 
-def _verify_folder(folder: Path, manifest: Manifest | None, totals: Totals) -> Iterator[Finding]:
+def _verify_folder(store: Store, manifest: Manifest | None, totals: Totals) -> Iterator[Finding]:
     if manifest:
-        yield from _verify_tokenizer(folder, manifest)
-    index = _read_index(folder)
+        yield from _verify_tokenizer(store, manifest)
+    on_disk = shard_files(store)
+    index = read_index(store)
     if isinstance(index, str):
         yield Finding(INDEX, index)
-        on_disk = sorted(path.name for path in folder.glob("*.mds*"))
         yield from (Finding(name, "no index says what it should hold") for name in on_disk)
         return
     shards: list[dict[str, Any]] = index["shards"]
-    names = [shard["raw_data"]["basename"] for shard in shards]
-    for path in sorted(folder.glob("*.mds*")):
-        if path.name not in names:
-            yield Finding(path.name, f"it is foreign: {INDEX} has no such shard")
+    names = [stored(shard)["basename"] for shard in shards]
+    known = {*names, *(shard["raw_data"]["basename"] for shard in shards)}  # streaming unpacks beside the packed ones
+    for name in on_disk:
+        if name not in known:
+            yield Finding(name, f"it is foreign: {INDEX} has no such shard")
     for number, name in enumerate(names):
         if name in names[:number]:
             yield Finding(INDEX, f"it lists {name} twice")
@@ -102,15 +107,15 @@ def _verify_folder(folder: Path, manifest: Manifest | None, totals: Totals) -> I
         yield Finding(
             INDEX, f"it is not the one the build wrote: {MANIFEST} has another digest of sizes, rows and hashes"
         )
-    hashes = {shard["raw_data"]["hashes"][HASH]: shard["raw_data"]["basename"] for shard in shards}
+    hashes = {stored(shard)["hashes"][HASH]: stored(shard)["basename"] for shard in shards}
     for shard in shards:
-        name, entry = shard["raw_data"]["basename"], shard["raw_data"]
-        why = _shard_damage(folder / name, entry, hashes)
-        if why is None and manifest:
-            why = _rows_damage(folder, shard, manifest, totals)
+        data = shard_bytes(store, shard, hashes)
+        why = data if isinstance(data, str) else None
+        if isinstance(data, bytes) and manifest:
+            why = rows_damage(data, shard, manifest, totals)
         if why:
             totals.unread = True
-            yield Finding(name, why)
+            yield Finding(stored(shard)["basename"], why)
     if manifest and not totals.unread:
         counted = {"rows": totals.rows, "pieces": totals.pieces, "tokens": totals.tokens}
         for what, count in counted.items():
@@ -119,97 +124,124 @@ def _verify_folder(folder: Path, manifest: Manifest | None, totals: Totals) -> I
                 yield Finding(MANIFEST, f"it says {said} {what}, the shards hold {count}")
     if manifest and manifest.counts.documents != sum(source.documents for source in manifest.sources):
         yield Finding(MANIFEST, "its documents are not the sum of its sources' documents")
-    if manifest and manifest.counts.documents > manifest.counts.pieces:
+    if manifest and manifest.counts.documents > manifest.counts.pieces and not manifest.repaired:
         yield Finding(MANIFEST, "it says more documents than pieces")
 
 
-def _read_manifest(folder: Path) -> Manifest | str:
+def shard_files(store: Store) -> list[str]:
+    return sorted(name for name in store.sizes() if ".mds" in name and "/" not in name)
+
+
+def stored(shard: dict[str, Any]) -> dict[str, Any]:
+    """The index's description of the file as it is stored: packed where the shards are compressed."""
+    described: dict[str, Any] = shard["zip_data"] or shard["raw_data"]
+    return described
+
+
+def read_manifest(store: Store) -> Manifest | str:
     """The manifest, or what is wrong with it."""
     from pydantic import ValidationError
 
     try:
-        return Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+        return Manifest.model_validate_json(store.get(MANIFEST))
     except FileNotFoundError:
         return "it is missing, so the build is not complete"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or type(error).__name__})"
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         return f"its field {where} is damaged or of another version" if where else "it is damaged: not valid JSON"
 
 
-def _read_index(folder: Path) -> dict[str, Any] | str:
+def read_index(store: Store) -> dict[str, Any] | str:
     """index.json with all the fields used here, of the right types, or what is wrong with it."""
     try:
-        index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
+        index: dict[str, Any] = json.loads(store.get(INDEX))
     except FileNotFoundError:
         return "it is missing"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or type(error).__name__})"
     except (ValueError, RecursionError):
         return "it is damaged: not valid JSON"
     try:
         for shard in index["shards"]:
-            entry = shard["raw_data"]
-            name = entry["basename"]
-            if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-                return "it is damaged: it names a shard outside its folder"
-            if not isinstance(entry["hashes"][HASH], str):
-                return f"it is damaged: no {HASH} hash of {name}"
-            for number in (shard["samples"], entry["bytes"]):
-                if type(number) is not int or number < 0:
-                    return f"it is damaged: an impossible size or number of rows of {name}"
-            if shard["format"] != "mds" or shard["version"] != 2 or shard["compression"] or shard["zip_data"]:
-                return f"it is damaged or foreign: {name} is not an uncompressed MDS shard of version 2"
+            for entry in (shard["raw_data"], *([shard["zip_data"]] if shard["zip_data"] else [])):
+                name = entry["basename"]
+                if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+                    return "it is damaged: it names a shard outside its folder"
+                if not isinstance(entry["hashes"][HASH], str):
+                    return f"it is damaged: no {HASH} hash of {name}"
+                for number in (shard["samples"], entry["bytes"]):
+                    if type(number) is not int or number < 0:
+                        return f"it is damaged: an impossible size or number of rows of {name}"
+            packed = shard["compression"]
+            if (shard["format"], shard["version"]) != ("mds", 2) or packed not in (None, "zstd"):
+                return f"it is damaged or foreign: {name} is not an MDS shard of version 2, plain or with zstd"
+            if bool(packed) != bool(shard["zip_data"]):
+                return f"it is damaged: it does not agree with itself whether {name} is compressed"
             dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
     except (KeyError, TypeError, ValueError):
         return "it is damaged: fields of MDS shards are missing"
     return index
 
 
-def _verify_tokenizer(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+def _verify_tokenizer(store: Store, manifest: Manifest) -> Iterator[Finding]:
     try:
-        if tokenizer_digest(folder / TOKENIZER) != manifest.tokenizer.digest:
-            yield Finding(f"{TOKENIZER}/tokenizer.json", f"it is not the one the rows were made with ({MANIFEST})")
-    except Failure:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "tokenizer.json").write_bytes(store.get(f"{TOKENIZER}/tokenizer.json"))
+            if tokenizer_digest(folder) != manifest.tokenizer.digest:
+                yield Finding(f"{TOKENIZER}/tokenizer.json", f"it is not the one the rows were made with ({MANIFEST})")
+    except (Failure, OSError):
         yield Finding(f"{TOKENIZER}/tokenizer.json", "it is missing or damaged")
 
 
-def _shard_damage(path: Path, entry: dict[str, Any], hashes: dict[str, str]) -> str | None:
-    """What is wrong with the bytes of a shard; `hashes` are all shards' in the index, to know swapped ones."""
-    import xxhash
-
-    if not path.is_file():
+def shard_bytes(store: Store, shard: dict[str, Any], hashes: dict[str, str]) -> bytes | str:
+    """A shard, unpacked, or what is wrong with its bytes; `hashes` are all shards' in the index, to know swapped ones."""
+    entry = stored(shard)
+    try:
+        data = store.get(entry["basename"])
+    except FileNotFoundError:
         return "it is missing"
-    digest = xxhash.xxh64()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    if digest.hexdigest() == entry["hashes"][HASH] and path.stat().st_size == entry["bytes"]:
-        return None
-    other = hashes.get(digest.hexdigest())
-    if other and other != path.name:
-        return f"it holds what belongs to {other}: shards were swapped or copied over"
-    size, expected = path.stat().st_size, entry["bytes"]
-    if size != expected:
-        return f"it has {size} bytes instead of {expected}: cut, or written over"
-    return f"its bytes were changed: {HASH} is {digest.hexdigest()} instead of {entry['hashes'][HASH]}"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or type(error).__name__})"
+    found, expected = digest(data), entry["bytes"]
+    if found != entry["hashes"][HASH] or len(data) != expected:
+        other = hashes.get(found)
+        if other and other != entry["basename"]:
+            return f"it holds what belongs to {other}: shards were swapped or copied over"
+        if len(data) != expected:
+            return f"it has {len(data)} bytes instead of {expected}: cut, or written over"
+        return f"its bytes were changed: {HASH} is {found} instead of {entry['hashes'][HASH]}"
+    if not shard["zip_data"]:
+        return data
+    import zstandard
+
+    raw = shard["raw_data"]
+    try:
+        data = zstandard.ZstdDecompressor().decompress(data, max_output_size=raw["bytes"])
+    except zstandard.ZstdError:
+        return "it cannot be unpacked"
+    if len(data) != raw["bytes"] or digest(data) != raw["hashes"][HASH]:
+        return f"unpacked, it is not what {INDEX} says"
+    return data
 
 
-def _rows_damage(folder: Path, shard: dict[str, Any], manifest: Manifest, totals: Totals) -> str | None:
+def rows_damage(data: bytes, shard: dict[str, Any], manifest: Manifest, totals: Totals) -> str | None:
     """Read the rows of a shard whose bytes are right; what is wrong with the first bad one. Adds up `totals`."""
-    from streaming.base.format.mds.reader import MDSReader
-
     expected = columns(manifest.tokenizer.vocabulary)
     if dict(zip(shard["column_names"], shard["column_encodings"], strict=True)) != expected:
         return f"its columns are not those of packed rows of this vocabulary ({expected})"
-    path = folder / shard["raw_data"]["basename"]
-    with path.open("rb") as file:
-        held = int.from_bytes(file.read(4), "little")
-    if held != shard["samples"]:
-        return f"it holds {held} rows, and {INDEX} says {shard['samples']}"
+    try:
+        rows = ShardData(data)
+    except ValueError as error:
+        return str(error)
+    if rows.samples != shard["samples"]:
+        return f"it holds {rows.samples} rows, and {INDEX} says {shard['samples']}"
+    if rows.columns != expected:
+        return f"its columns are not those of packed rows of this vocabulary ({expected})"
     number = 0
     try:
-        reader = MDSReader.from_json(str(folder), "", shard)
-        for number in range(shard["samples"]):
-            sample = reader[number]
-            row = Row(sample["tokens"], sample["lengths"])
+        for number, row in enumerate(rows):
             problem = row.check(manifest.row_length, manifest.tokenizer.vocabulary)
             if problem:
                 return f"row {number} is wrong: {problem}"

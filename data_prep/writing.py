@@ -1,9 +1,9 @@
-"""Where a build's output goes: written aside, complete or absent, readable by its owner only."""
+"""Where output goes: folders written aside, and a folder of rows in the making."""
 
-import json
 import os
 import shutil
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,22 +11,30 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from data_prep.errors import Failure, UsageError
-from data_prep.packing import BestFit, Tokens
-from data_prep.rows import (
-    HASH,
-    MANIFEST,
-    TOKENIZER,
-    Counts,
-    Manifest,
-    Row,
-    Source,
-    columns,
-    is_url,
-    rows_digest,
-)
+from data_prep.mds import INDEX, ShardWriter, index_bytes
+from data_prep.packing import BestFit, OnePerRow, Tokens
+from data_prep.rows import MANIFEST, TOKENIZER, Counts, Manifest, Source, is_url, rows_digest
+from data_prep.store import Store
 from data_prep.tokenizer import DocumentTokenizer
 
 SHARD_BYTES = 64 << 20
+
+
+def empty_place(out: str) -> Path:
+    """The absolute path of a local `out` that does not exist or is an empty folder; else Failure."""
+    final = Path(os.path.abspath(out))
+    if final.is_symlink() or (final.exists() and not final.is_dir()):
+        raise Failure(f"--out {out!r} exists and is not a folder")
+    if final.is_dir() and any(final.iterdir()):
+        raise Failure(f"--out {out!r} is not empty: nothing is overwritten; remove it or name another folder")
+    return final
+
+
+def put_in_place(folder: Path, final: Path, out: str) -> None:
+    try:
+        folder.rename(final)  # over an empty folder too
+    except OSError as error:
+        raise Failure(f"--out {out!r} could not be put in place: {error.strerror}") from None
 
 
 @contextmanager
@@ -36,29 +44,24 @@ def aside(out: str) -> Iterator[Path]:
     Raises Failure where `out` holds anything already.
     """
     if is_url(out):
-        raise UsageError(f"--out {out!r} is a URL: build to a local folder, then copy it")
-    final = Path(os.path.abspath(out))
-    if final.is_symlink() or (final.exists() and not final.is_dir()):
-        raise Failure(f"--out {out!r} exists and is not a folder")
-    if final.is_dir() and any(final.iterdir()):
-        raise Failure(f"--out {out!r} is not empty: nothing is overwritten; remove it or name another folder")
+        raise UsageError(f"--out {out!r} is a URL: name a local folder")
+    final = empty_place(out)
     final.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))  # mode 0700
     try:
         yield folder
-        try:
-            folder.rename(final)  # over an empty folder too
-        except OSError as error:
-            raise Failure(f"--out {out!r} could not be put in place: {error.strerror}") from None
+        put_in_place(folder, final, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def software() -> str:
+    """Name and version of this software, installed or run from a checkout: rows must not depend on which."""
+    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
     try:
         return f"clm-detour {version('clm-detour')}"
     except PackageNotFoundError:
-        return "clm-detour, not installed"
+        return f"clm-detour {tomllib.loads(project.read_text('utf-8'))['project']['version']}"
 
 
 class RowsWriter:
@@ -66,40 +69,41 @@ class RowsWriter:
 
     def __init__(
         self,
-        folder: Path,
+        store: Store,
         tokenizer: DocumentTokenizer,
-        packer: BestFit,
+        packer: BestFit | OnePerRow,
         split: str | None,
         shard_bytes: int = SHARD_BYTES,
+        compression: str | None = None,
     ) -> None:
-        from streaming import MDSWriter
-
-        folder.mkdir(mode=0o700, exist_ok=True)
-        self.folder = folder
+        self.store = store
         self.tokenizer = tokenizer
         self.packer = packer
         self.split = split
+        self.prefix = f"{split}/" if split else ""
         self.tokens = 0
         self.documents: Counter[int] = Counter()  # by the number of the source file
-        self._writer = MDSWriter(
-            out=str(folder), columns=columns(tokenizer.info.vocabulary), hashes=[HASH], size_limit=shard_bytes
-        )
+        self.written: set[str] = set()  # names of files
+        self._shards = ShardWriter(self._put, tokenizer.info.vocabulary, shard_bytes, compression)
+
+    def _put(self, name: str, data: bytes) -> None:
+        self.store.put(self.prefix + name, data)
+        self.written.add(self.prefix + name)
 
     def add(self, document: Tokens, source: int) -> None:
         self.documents[source] += 1
         self.tokens += len(document)
         for row in self.packer.add(document):
-            self._write(row)
+            self._shards.write(row)
 
-    def _write(self, row: Row) -> None:
-        self._writer.write({"tokens": row.tokens, "lengths": row.lengths})
-
-    def finish(self, sources: list[tuple[str, int]], dropped: dict[str, int]) -> Manifest:
-        """Write what still waits, the index, the tokenizer, and last the manifest; `sources` are (sha256, bytes)."""
+    def finish(self, sources: list[tuple[str, int]], dropped: dict[str, int], dropped_tokens: int) -> Manifest:
+        """Write what still waits, the tokenizer, the index, and last the manifest; `sources` are (sha256, bytes)."""
         for row in self.packer.finish():
-            self._write(row)
-        self._writer.finish()
-        self.tokenizer.save(self.folder / TOKENIZER)
+            self._shards.write(row)
+        index = self._shards.finish()
+        for name, data in self.tokenizer.files().items():
+            self._put(f"{TOKENIZER}/{name}", data)
+        self._put(INDEX, index_bytes(index))
         manifest = Manifest(
             software=software(),
             tokenizer=self.tokenizer.info,
@@ -112,13 +116,14 @@ class RowsWriter:
                 tokens=self.tokens,
                 rows=self.packer.rows,
                 dropped=dropped,
+                dropped_tokens=dropped_tokens,
             ),
             sources=[
                 Source(digest=digest, bytes=size, documents=self.documents[number])
                 for number, (digest, size) in enumerate(sources)
             ],
             seed=self.packer.seed,
-            rows_digest=rows_digest(json.loads((self.folder / "index.json").read_bytes())),
+            rows_digest=rows_digest(index),
         )
-        (self.folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
+        self._put(MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
         return manifest

@@ -83,7 +83,7 @@ def test_inputs(build: Callable[..., Result], tmp_path: Path) -> None:
         ([tmp_path / "blank.jsonl"], 1, "corpus is empty: no document is left of"),
         ([tmp_path / "latin.txt"], 1, "record 1: it is not valid UTF-8"),
         ([good, tmp_path / "a.*l"], 2, "comes twice"),
-        (["s3://bucket/a.jsonl"], 2, "is a URL"),
+        (["nothing://bucket/a.jsonl"], 2, "cannot be used here"),
     ]
     for inputs, code, reason in cases:
         result = build(*inputs)
@@ -123,7 +123,17 @@ def test_damaged_compression(build: Callable[..., Result], tmp_path: Path) -> No
         ("on_error", "ignore", 2),
         ("nonsense", 3, 2),
         ("tokenizer", "no/such/folder", 1),
-        ("out", "s3://bucket/rows", 2),
+        ("out", "nothing://bucket/rows", 2),
+        ("workers", 0, 2),
+        ("part", "3/2", 2),
+        ("part", "half", 2),
+        ("unit_size", "1", 2),
+        ("group_field", "patient", 2),  # without a split
+        ("template", "{title", 2),
+        ("template", "no field", 2),
+        ("encoding", "latin-99", 2),
+        ("delimiter", ";;", 2),
+        ("add_prefix_space", "yes", 1),  # a word-level tokenizer has no such setting
     ],
 )
 def test_options(build: Callable[..., Result], tmp_path: Path, option: str, value: object, code: int) -> None:
@@ -218,7 +228,7 @@ def test_canaries_stand_nowhere_but_in_the_rows(
         raise ValueError(CANARY) from KeyError(CANARY)
 
     for target in (
-        "data_prep.build.split_of",
+        "data_prep.units.split_of",
         "data_prep.tokenizer.DocumentTokenizer.encode",
         "data_prep.writing.rows_digest",
     ):
@@ -256,7 +266,7 @@ def test_a_build_that_cannot_write_does_not_blame_the_input(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "/secret/path")
 
-    monkeypatch.setattr("data_prep.writing.RowsWriter.add", full)
+    monkeypatch.setattr("data_prep.store.os.fsync", full)
     result = build(write_jsonl(tmp_path / "a.jsonl", ["w5"]))
     assert result.code == 1
     assert "No space left on device" in result.err
@@ -269,14 +279,14 @@ def test_help_answers_at_once_and_names_every_command() -> None:
     code = "import sys; from data_prep.__main__ import main\ntry: main(['--help'])\nfinally: print(sorted(sys.modules))"
     folder = Path(__file__).resolve().parents[2]
     told = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
-    for command in ("build", "verify", "inspect", "tokenizer", "sample"):
+    for command in ("build", "finish", "verify", "repair", "inspect", "tokenizer", "sample"):
         assert f"    {command}" in told
     for module in ("streaming", "torch", "transformers", "numpy", "pydantic"):
         assert f"'{module}'" not in told
     assert time.perf_counter() - start < 10
 
 
-@pytest.mark.parametrize("command", ["build", "verify", "inspect", "tokenizer", "sample"])
+@pytest.mark.parametrize("command", ["build", "finish", "verify", "repair", "inspect", "tokenizer", "sample"])
 def test_help_of_a_command(cli: Cli, command: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli(command, "--help")

@@ -16,7 +16,7 @@ import zstandard
 from data_prep_helpers import SHARED, SPECIAL, Result, encoded, manifest, pieces, save_word_tokenizer, write_jsonl
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-from data_prep.build import batches, normalised, split_of
+from data_prep.documents import normalised, split_of
 from data_prep.packing import split
 from data_prep.rows import Rows, tokenizer_digest
 
@@ -220,17 +220,6 @@ def test_text_field(cli: Cli, tmp_path: Path, words: Path) -> None:
     arguments = ("build", tmp_path / "a.jsonl", "--tokenizer", words, "--out", tmp_path / "rows", "--row-length", 8)
     assert cli(*arguments, "--text-field", "body").code == 0
     assert pieces(tmp_path / "rows") == [(2, 5, 6, 3)]
-
-
-def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from data_prep import build
-
-    monkeypatch.setattr(build, "BATCH_CHARACTERS", 100)
-    monkeypatch.setattr(build, "BATCH_DOCUMENTS", 7)
-    texts = ["x" * n for n in (1, 2, 300, 99, 50, 50, *[1] * 30)]
-    found = list(batches(build.Document(text, 0, "train") for text in texts))
-    assert [d.text for batch in found for d in batch] == texts
-    assert all(len(batch) <= 7 and sum(len(d.text) for d in batch[:-1]) < 100 for batch in found)
 
 
 @pytest.fixture

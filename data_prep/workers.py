@@ -1,0 +1,142 @@
+"""Processes that carry out tasks: callables that can be pickled, together with what they return.
+
+Each worker has one pipe and at most one task, so that nothing piles up in memory. Workers are started one by one as tasks
+come, by spawning (forking a process that has threads can hang); a single task is carried out in this process, as a small corpus
+is done before a worker has started. A worker dies with its parent, also when that is killed.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+from data_prep.errors import Failure, describe
+
+Result = TypeVar("Result")
+Task = Callable[[], Result]
+PR_SET_PDEATHSIG = 1
+
+
+class WorkerFailure(Failure):
+    """Something unexpected in a worker, already put into words there; `frames` for --traceback."""
+
+    def __init__(self, message: str, frames: str) -> None:
+        super().__init__(message, frames)
+        self.message, self.frames = message, frames
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def in_processes(tasks: Iterable[Task[Result]], workers: int) -> Iterator[Result]:
+    """The results of all tasks, as they come; at most `workers` run at a time.
+
+    What a task raises is raised here: a Failure as it is, anything else as a WorkerFailure.
+    """
+    coming = iter(tasks)
+    ahead = list(islice(coming, 2))
+    if len(ahead) < 2 or workers == 1:
+        for task in ahead:
+            yield task()
+        for task in coming:
+            yield task()
+        return
+    pool = _Pool()
+    try:
+        more = True
+        while more or pool.busy:
+            if more and not ahead:
+                ahead = list(islice(coming, 1))
+                more = bool(ahead)
+            if ahead and pool.take(ahead[0], workers):
+                ahead.pop(0)
+            elif pool.busy:
+                yield from pool.results()
+    finally:
+        pool.close()
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self.context = multiprocessing.get_context("spawn")
+        self.idle: list[Connection] = []
+        self.busy: dict[Connection, Any] = {}
+        self.processes: dict[Connection, Any] = {}
+
+    def take(self, task: Task[Any], workers: int) -> bool:
+        """Give the task to an idle or a new worker; False where all are busy."""
+        if not self.idle:
+            if len(self.processes) == workers:
+                return False
+            ours, theirs = self.context.Pipe()
+            process = self.context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+            process.start()
+            theirs.close()
+            self.processes[ours] = process
+            self.idle.append(ours)
+        connection = self.idle.pop()
+        try:
+            connection.send(task)
+        except OSError:
+            raise self._died(connection) from None
+        self.busy[connection] = task
+        return True
+
+    def results(self) -> Iterator[Any]:
+        """Wait for one result or more."""
+        for ready in wait(list(self.busy)):
+            assert isinstance(ready, Connection)
+            try:
+                done, value = ready.recv()
+            except (EOFError, OSError):
+                raise self._died(ready) from None
+            del self.busy[ready]
+            self.idle.append(ready)
+            if not done:
+                raise value
+            yield value
+
+    def _died(self, connection: Connection) -> Failure:
+        process = self.processes[connection]
+        process.join(5)
+        code = process.exitcode
+        why = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        return Failure(f"a worker process ended {why}, perhaps for want of memory: try fewer --workers")
+
+    def close(self) -> None:
+        for connection in self.processes:
+            connection.close()
+        for process in self.processes.values():
+            process.terminate()
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+
+def _work(connection: Connection, parent: int) -> None:
+    """A worker's life: tasks until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its workers
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one core's work
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before that call
+            return
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        answer: tuple[bool, Any]
+        try:
+            answer = True, task()
+        except Failure as error:
+            answer = False, error
+        except Exception as error:
+            answer = False, WorkerFailure(describe(error), "".join(traceback.format_tb(error.__traceback__)))
+        connection.send(answer)
