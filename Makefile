@@ -1,10 +1,10 @@
-# make setup | demo | test | lint        VENV=folder puts the environment elsewhere, PYTHON=python3.12 picks an interpreter
+# make setup | demo | test | lint | soak        VENV=folder puts the environment elsewhere, PYTHON=python3.12 picks an interpreter
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo test lint
+.PHONY: setup demo test lint soak
 
 setup: $(INSTALLED)
 
@@ -23,3 +23,6 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest
+
+soak: setup
+	$(BIN)/python -m tests.soak --out build/soak
