@@ -16,8 +16,9 @@ from pipeline.attention import choose
 from pipeline.checkpoint import Checkpoint, State
 from pipeline.data import Loader, MixedRows
 from pipeline.distributed import Agreement, Ranks
-from pipeline.encoder import WEIGHTS, Encoder, from_config_fields, with_backend
+from pipeline.encoder import Encoder, with_backend
 from pipeline.engine import Engine
+from pipeline.huggingface import WEIGHTS, from_config_fields
 from pipeline.objectives import Vocabulary
 from pipeline.recipe import OwnData, Recipe, Sources, frozen_groups, locations
 from pipeline.run import RunFolder, last_checkpoint, software

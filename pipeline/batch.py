@@ -68,6 +68,25 @@ class PackedBatch:
         names = ("input_ids", "position_ids", "cu_seqlens", "label_positions", "labels")
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
+    def filled(self, total: int) -> "PackedBatch":
+        """With padding documents behind the others up to `total` tokens: unlabelled, isolated, none longer than the longest.
+
+        Static shapes for torch.compile; all that is asked of the first T positions stays as it was. Waits for no device.
+        """
+        missing = total - self.tokens
+        if missing <= 0:
+            return self
+        starts = torch.arange(self.tokens, total, self.max_seqlen, dtype=torch.int32)
+        ends = torch.cat([starts[1:], torch.tensor([total], dtype=torch.int32)])
+        positions = torch.arange(missing) % self.max_seqlen
+        device = self.input_ids.device
+        return replace(
+            self,
+            input_ids=torch.cat([self.input_ids, torch.zeros(missing, dtype=torch.int64, device=device)]),
+            position_ids=torch.cat([self.position_ids, positions.to(device)]),
+            cu_seqlens=torch.cat([self.cu_seqlens, ends.to(device)]),
+        )
+
     @property
     def tokens(self) -> int:
         return len(self.input_ids)

@@ -25,8 +25,8 @@ from torch import Tensor
 from data_prep.errors import Failure
 from data_prep.rows import TOKENIZER
 from pipeline.distributed import Agreement
-from pipeline.encoder import read_config, write_config
 from pipeline.engine import Engine
+from pipeline.huggingface import read_config, write_config
 from pipeline.zero import STATES
 
 LATEST = "latest"

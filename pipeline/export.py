@@ -20,7 +20,8 @@ from data_prep.errors import Failure, Parser, run
 from data_prep.rows import TOKENIZER
 from pipeline.batch import PackedBatch
 from pipeline.checkpoint import Checkpoint
-from pipeline.encoder import TIED, Encoder, save
+from pipeline.encoder import Encoder
+from pipeline.huggingface import TIED, save
 
 TOLERANCE = 1e-4  # largest difference of a logit, float32, against transformers
 

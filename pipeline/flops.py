@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from transformers import ModernBertConfig
 
 from pipeline.batch import PackedBatch
-from pipeline.encoder import is_global
+from pipeline.huggingface import half_window
 
 # Dense bf16 FLOP/s from the makers' data sheets; the first name that the device's name contains counts.
 GPU_PEAK = {
@@ -38,7 +38,7 @@ def attended_pairs(lengths: NDArray[np.integer], causal: bool, half_window: int 
 def step_flops(config: ModernBertConfig, batches: Sequence[PackedBatch], causal: bool) -> int:
     """Of forward and backward (twice the forward); a multiply-add is 2. Recomputation is not counted."""
     size, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    windows = [None if is_global(config, layer) else config.local_attention // 2 for layer in range(layers)]
+    windows = [half_window(config, layer) for layer in range(layers)]
     forward = 0
     for batch in batches:
         lengths = np.diff(batch.cu_seqlens.numpy())

@@ -20,7 +20,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Sum over L of the cross-entropy of hidden [L, D] @ weight [V, D]^T + bias [V] against labels [L]; float32 sum."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocabulary: int
+    ) -> Tensor:
         want = any(ctx.needs_input_grad)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         d_hidden = torch.empty_like(hidden) if want else None
@@ -33,6 +35,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             rows = hidden[begin : begin + chunk]
             target = labels[begin : begin + chunk, None]
             logits = _logits(rows, weight, bias, buffer[: len(rows)])
+            logits[:, vocabulary:] = -torch.inf  # rows that pad the vocabulary: probability and gradient exactly 0
             of_target = logits.gather(1, target)
             if d_hidden is None or d_weight is None:
                 total += (logits.logsumexp(-1, keepdim=True) - of_target).sum()
@@ -59,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = [(x * grad).to(dtype) for x, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=False)]
-        return grads[0], grads[1], grads[2] if len(grads) > 2 else None, None
+        return grads[0], grads[1], grads[2] if len(grads) > 2 else None, None, None
 
 
 def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
@@ -72,12 +75,17 @@ def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> T
     return out if bias is None else out.add_(bias)
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-    """Sum of cross-entropies, float32 scalar: hidden [L, D], weight [V, D], bias [V] or None, labels [L] int64. L may be 0."""
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocabulary: int | None = None
+) -> Tensor:
+    """Sum of cross-entropies, float32 scalar: hidden [L, D], weight [V, D], bias [V] or None, labels [L] int64. L may be 0.
+
+    `vocabulary`: classes that exist, where weight has more rows; None: all.
+    """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # which does not look into an autograd function
         hidden, weight = (x.to(torch.get_autocast_dtype(device)) for x in (hidden, weight))
-    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels)
+    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, vocabulary or len(weight))
     return total
 
 
@@ -90,6 +98,7 @@ class LossModel(nn.Module):
 
     def forward(self, batch: PackedBatch, causal: bool) -> Tensor:
         """Sum, not mean: the count that divides it is the whole step's, over all ranks (see `engine`)."""
-        hidden = self.encoder(batch, causal)[batch.label_positions]
-        hidden = self.encoder.head(hidden)
-        return linear_cross_entropy(hidden, self.encoder.output_weight, self.encoder.decoder.bias, batch.labels)
+        encoder = self.encoder
+        hidden = encoder.head(encoder(batch, causal)[batch.label_positions])
+        weight, bias = encoder.output_weight, encoder.decoder.bias
+        return linear_cross_entropy(hidden, weight, bias, batch.labels, encoder.config.vocab_size)

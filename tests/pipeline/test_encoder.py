@@ -14,7 +14,8 @@ from transformers import AutoModelForMaskedLM, ModernBertDecoderConfig, ModernBe
 from data_prep.errors import Failure
 from pipeline import attention
 from pipeline.batch import PackedBatch
-from pipeline.encoder import Encoder, from_config_fields
+from pipeline.encoder import Encoder
+from pipeline.huggingface import from_config_fields
 from pipeline.loss import LossModel
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -1,0 +1,178 @@
+"""Hugging Face's side: ModernBERT configs as they really come, model folders read strictly and written for both majors.
+
+transformers 4 says `global_attn_every_n_layers`, `global_rope_theta`, `local_rope_theta`; transformers 5 says `layer_types`
+and `rope_parameters`. Either kind is read; what we write holds both, so that each major reads its own.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, ModernBertConfig
+
+from data_prep.errors import Failure
+
+WEIGHTS = "model.safetensors"
+TIED = ("model.embeddings.tok_embeddings.weight", "decoder.weight")
+OF_VOCABULARY = (*TIED, "decoder.bias")  # weights with a row for each id
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def is_global(config: ModernBertConfig, layer: int) -> bool:
+    """Whether a layer sees the whole document."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return bool(layer_types[layer] == FULL)
+    return bool(layer % config.global_attn_every_n_layers == 0)
+
+
+def half_window(config: ModernBertConfig, layer: int) -> int | None:
+    """Of a layer, as `attend` takes it: None is global; 64 to each side where local_attention is 128."""
+    return None if is_global(config, layer) else config.local_attention // 2
+
+
+def rope_theta(config: ModernBertConfig, of_global: bool) -> float:
+    """RoPE base of global or local layers: ModernBERT has two, under both objectives."""
+    parameters = getattr(config, "rope_parameters", None)
+    if parameters:
+        return float(parameters[FULL if of_global else SLIDING]["rope_theta"])
+    local = config.local_rope_theta
+    return float(config.global_rope_theta if of_global or local is None else local)
+
+
+def supported(config: ModernBertConfig) -> ModernBertConfig:
+    """The config itself, completed; Failure names the field that our encoder, or one of the majors, could not follow.
+
+    Completed: both majors' fields say the same. transformers 4 ignores those of 5, hence would build another model.
+    """
+    for name in ("attention_dropout", "mlp_dropout", "embedding_dropout"):
+        if getattr(config, name, 0.0):
+            raise Failure(f"config.{name} is {getattr(config, name)}: dropout is not supported, set it to 0")
+    if config.hidden_size % config.num_attention_heads or (config.hidden_size // config.num_attention_heads) % 2:
+        raise Failure("config.hidden_size must be an even multiple of config.num_attention_heads")
+    if config.local_attention < 2:
+        raise Failure(f"config.local_attention is {config.local_attention}: the window must be 2 or more")
+    scaling = getattr(config, "rope_scaling", None)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if scaling or any(
+        set(p) - {"rope_theta", "rope_type"} or p.get("rope_type", "default") != "default" for p in parameters.values()
+    ):
+        raise Failure(
+            "config.rope_parameters: only the default RoPE is supported, with a rope_theta for each kind of layer"
+        )
+    layers = config.num_hidden_layers
+    types = [FULL if is_global(config, layer) else SLIDING for layer in range(layers)]
+    every = next(
+        (n for n in range(1, layers + 1) if types == [SLIDING if i % n else FULL for i in range(layers)]), None
+    )
+    if len(getattr(config, "layer_types", None) or types) != layers or every is None:
+        raise Failure(
+            "config.layer_types must be full_attention at every n-th layer from layer 0, and of num_hidden_layers"
+        )
+    thetas = {kind: rope_theta(config, kind == FULL) for kind in (FULL, SLIDING)}
+    config.layer_types = types
+    config.rope_parameters = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}
+    config.global_attn_every_n_layers = every
+    config.global_rope_theta, config.local_rope_theta = thetas[FULL], thetas[SLIDING]
+    return config
+
+
+def save(config: ModernBertConfig, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write a Hugging Face folder, without rows that pad the vocabulary. Failure on a weight that is not finite."""
+    broken = [name for name, tensor in weights.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        raise Failure(f"weights are not finite and will not be exported: {some(broken)}")
+    unpadded = {n: tensor[: config.vocab_size] if n in OF_VOCABULARY else tensor for n, tensor in weights.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.to("cpu", torch.float32).contiguous() for name, tensor in unpadded.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
+    write_config(config, folder)
+
+
+def write_config(config: ModernBertConfig, folder: Path) -> None:
+    config = type(config).from_dict(config.to_dict())
+    config._name_or_path = ""  # may be a path of this machine
+    config.architectures = ["ModernBertForMaskedLM"]
+    config.dtype = torch.float32
+    config.save_pretrained(folder)
+
+
+def read_config(folder: str | Path) -> ModernBertConfig:
+    """The config of a local folder; Failure where it is not ModernBERT's."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise Failure(f"{folder} has no config.json: it is not a Hugging Face model folder")
+    try:
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except (ValueError, OSError, KeyError):
+        raise Failure(f"{path} cannot be read as a model config") from None
+    if not isinstance(config, ModernBertConfig):
+        raise Failure(f"{folder} holds a model of type '{config.model_type}'; this version trains ModernBERT")
+    return supported(config)
+
+
+def local_folder(folder: str | Path, revision: str | None) -> Path:
+    """A folder as it is; a hub name as its local snapshot."""
+    if Path(folder).is_dir():
+        return Path(folder)
+    if Path(folder).exists() or os.sep in str(folder).replace("/", "", 1) or str(folder).startswith((".", "~", os.sep)):
+        raise Failure(f"model {folder}: no such folder")
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["*.json", "*.safetensors"]
+        return Path(snapshot_download(str(folder), revision=revision, allow_patterns=patterns))
+    except Exception as error:
+        reason = type(error).__name__
+        raise Failure(
+            f"model {folder}: no such folder, and the hub gives no such model ({reason}); is it reachable?"
+        ) from None
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, from one safetensors file or from the files that its index names."""
+    index = folder / f"{WEIGHTS}.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise Failure(f"{index} is damaged") from None
+        if any(not isinstance(name, str) or name != os.path.basename(name) for name in names):
+            raise Failure(f"{index} names a file outside its folder")
+    else:
+        names = [WEIGHTS]
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            raise Failure(f"{folder} has no {name}: only safetensors are read, never pickled weights")
+        try:
+            with safe_open(path, framework="pt") as file:
+                weights.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118, not a dict
+        except SafetensorError:
+            raise Failure(f"{path} is damaged or not a safetensors file") from None
+    return weights
+
+
+def some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def from_config_fields(fields: dict[str, Any]) -> ModernBertConfig:
+    """ModernBertConfig from a recipe's model.config; Failure names a field that it does not have."""
+    known = ModernBertConfig()
+    for name in fields:
+        if not hasattr(known, name) and name not in ("layer_types", "rope_parameters"):  # transformers 5's
+            raise Failure(f"model.config: ModernBertConfig has no field '{name}'")
+    try:
+        return supported(ModernBertConfig(**fields))
+    except (TypeError, ValueError) as error:
+        raise Failure(f"model.config: {error}") from None
