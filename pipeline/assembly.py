@@ -135,9 +135,9 @@ def _encoder(
     recipe: Recipe, everything: list[Rows], start: Checkpoint | None, device: torch.device
 ) -> tuple[Encoder, dict[str, Any]]:
     """The encoder in float32 on its device, and where its weights come from, for the lineage."""
-    tokenizer = everything[0].manifest.tokenizer
+    tokenizer, multiple = everything[0].manifest.tokenizer, recipe.model.vocab_multiple
     if start is not None:
-        encoder = Encoder(start.config, recipe.model.attention)  # the weights follow when the phase is entered
+        encoder = Encoder(start.config, recipe.model.attention, multiple)  # the weights follow when the phase is entered
         ours = tokenizer_digest(start.folder / TOKENIZER)
         if ours != tokenizer.digest:
             raise Failure(f"the rows' tokenizer ({tokenizer.digest[:12]}) is not start.checkpoint's ({ours[:12]})")
@@ -150,10 +150,10 @@ def _encoder(
         for field, role in of_config.items():
             fields.setdefault(f"{field}_token_id", roles[role])
         config = from_config_fields(fields)
-        encoder = Encoder.random(config, recipe.seed, recipe.model.attention)
+        encoder = Encoder.random(config, recipe.seed, recipe.model.attention, multiple)
         init = {"name": None, "random_seed": recipe.seed}
     else:
-        encoder = Encoder.from_pretrained(recipe.model.init, recipe.model.attention, recipe.model.revision)
+        encoder = Encoder.from_pretrained(recipe.model.init, recipe.model.attention, recipe.model.revision, multiple)
         folder = Path(recipe.model.init)
         if (folder / "tokenizer.json").is_file():
             ours = tokenizer_digest(folder)
@@ -184,6 +184,9 @@ def _encoder(
                 f"phase {phase.name}: frozen_layers names layer {min(unknown)}, but the model has 0 to {layers - 1}"
             )
     encoder.activation_checkpointing = recipe.engine.activation_checkpointing
+    if recipe.engine.compile:
+        full = recipe.batch.rows_per_device * max(rows.manifest.row_length for rows in everything)
+        encoder.compile_blocks(fill_to=full if device.type == "cuda" else None)
     return with_backend(encoder, device), init
 
 

@@ -114,6 +114,11 @@ class Engine:
         config = read_deepspeed_file(recipe)
         zero = config["zero_optimization"]
         self.stage: int = zero["stage"]
+        if self.stage == 3 and recipe.engine.compile:
+            raise UsageError("engine.compile needs ZeRO stage 0, 1 or 2: stage 3 gathers weights inside what is compiled")
+        if recipe.engine.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first use
+            torch.use_deterministic_algorithms(True)
         precision = resolve_precision(recipe, device)
         if precision == "bf16" and not self.stage:
             raise UsageError(

@@ -66,6 +66,7 @@ class Model(Strict):
     revision: str | None = None
     config: dict[str, Any] | None = None  # ModernBertConfig fields, when init is null
     attention: Literal["auto", "flash", "torch_varlen", "sdpa"] = "auto"
+    vocab_multiple: Count | None = None  # pad the vocabulary to a multiple while training; the export undoes it
 
     @model_validator(mode="after")
     def _one_source(self) -> "Model":
@@ -216,7 +217,9 @@ class Optimizer(Strict):
 
 class Engine(Strict):
     deepspeed: str = "ds_configs/zero1.json"
+    compile: bool = False  # torch.compile of each layer; on a GPU batches are filled to one size for it
     activation_checkpointing: bool = False
+    deterministic: bool = False  # torch.use_deterministic_algorithms: slower attention backward on a GPU
 
 
 class Checkpoints(Strict):
