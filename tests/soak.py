@@ -53,7 +53,7 @@ def interrupt(number: int, recipe: Path, out: Path) -> int:
         running = start(2, out / "log", recipe, "--run-dir", run)
         alive = [process.is_alive for process in running.processes]
         way, ranks = rng.choice(WAYS), rng.choice([[0], [1], [0, 1]])
-        deadline = time.monotonic() + rng.uniform(0.5, 6.0)
+        deadline = time.monotonic() + rng.uniform(0.5, 15.0)
         while time.monotonic() < deadline and alive[0]():
             time.sleep(0.005)
         if way is None and run.exists():

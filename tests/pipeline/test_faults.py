@@ -156,7 +156,7 @@ def test_the_end_of_the_jobs_time_stops_the_run(recipe: Write, tmp_path: Path, m
 def _break(kind: str, at: int, argv: list[str]) -> int:
     """Train, with something broken from the start of step `at` of the run on."""
     from data_prep.errors import run
-    from pipeline import engine, preemption
+    from pipeline import engine, loss, preemption
     from pipeline import train as trainer
 
     preemption.block()
@@ -167,21 +167,17 @@ def _break(kind: str, at: int, argv: list[str]) -> int:
         nonlocal calls
         calls += 1
         if calls == at:
-            if kind == "inf":
-                live = self.encoder.model.final_norm.weight
-                before = live.detach().clone()
-                with torch.no_grad():
-                    live[0] = float("inf")
             if kind == "hang" and self.ranks.rank == 1:
                 time.sleep(600)
             if kind == "memory":
                 raise torch.OutOfMemoryError("CUDA out of memory: a long story")
-        result = original(self, *arguments)
-        if calls == at and kind == "inf":
-            with torch.no_grad():
-                live.copy_(before)
-        return result
+        return original(self, *arguments)
 
+    def poisoned(self, *arguments):
+        total = forward(self, *arguments)
+        return total * float("inf") if kind == "inf" and calls == at and self.training else total
+
+    loss.LossModel.forward, forward = poisoned, loss.LossModel.forward
     engine.Engine.train_step = broken
     return run(trainer.main, argv)
 
