@@ -137,7 +137,8 @@ def _encoder(
     """The encoder in float32 on its device, and where its weights come from, for the lineage."""
     tokenizer, multiple = everything[0].manifest.tokenizer, recipe.model.vocab_multiple
     if start is not None:
-        encoder = Encoder(start.config, recipe.model.attention, multiple)  # the weights follow when the phase is entered
+        # The weights follow when the phase is entered.
+        encoder = Encoder(start.config, recipe.model.attention, multiple)
         ours = tokenizer_digest(start.folder / TOKENIZER)
         if ours != tokenizer.digest:
             raise Failure(f"the rows' tokenizer ({tokenizer.digest[:12]}) is not start.checkpoint's ({ours[:12]})")

@@ -115,7 +115,7 @@ class Engine:
         zero = config["zero_optimization"]
         self.stage: int = zero["stage"]
         if self.stage == 3 and recipe.engine.compile:
-            raise UsageError("engine.compile needs ZeRO stage 0, 1 or 2: stage 3 gathers weights inside what is compiled")
+            raise UsageError("engine.compile needs ZeRO stage 0, 1 or 2: stage 3 gathers weights while it runs")
         if recipe.engine.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first use
             torch.use_deterministic_algorithms(True)

@@ -1,0 +1,87 @@
+"""Layers compiled on both sides of their attention: the same numbers, one compilation for all batches."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from modernbert import config, documents, error, labelled
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from pipeline.batch import PackedBatch
+from pipeline.encoder import Encoder
+from pipeline.loss import LossModel
+
+SHAPES = [(5, 64, 65, 130), (200, 3), (9, 9, 9, 9, 9, 9, 100), (70,), (31, 2, 140)]
+
+
+def results(encoder: Encoder, batch: PackedBatch, causal: bool) -> list[Tensor]:
+    loss = LossModel(encoder)(batch, causal)
+    return [loss.detach(), *torch.autograd.grad(loss, list(encoder.parameters()))]
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
+    """Counts compilations, without generating code."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compiler(f, backend=counter, fullgraph=True, **options))
+    return counter
+
+
+@pytest.mark.parametrize("fill_to", [None, 300])
+def test_one_compilation_serves_every_batch(counter: CompileCounterWithBackend, fill_to: int | None) -> None:
+    plain = Encoder.random(config(), seed=0, attention="sdpa")
+    compiled = Encoder.random(config(), seed=0, attention="sdpa")
+    compiled.compile_blocks(fill_to)
+    warm = 0
+    for i, lengths in enumerate(SHAPES):
+        for causal in (False, True):
+            batch = labelled(documents(lengths))
+            for a, b in zip(results(compiled, batch, causal), results(plain, batch, causal), strict=True):
+                assert error(a, b) < 1e-5
+            with torch.no_grad():
+                assert error(compiled(batch, causal), plain(batch, causal)) < 1e-5
+        warm = warm or counter.frame_count
+        assert counter.frame_count == warm, f"batch {i} was compiled again"
+    assert 0 < warm <= 8  # two parts, the first layer apart, with and without gradients
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_inductor_equals_eager() -> None:
+    torch._dynamo.reset()
+    plain = Encoder.random(config(num_hidden_layers=1), seed=0, attention="sdpa")
+    compiled = Encoder.random(config(num_hidden_layers=1), seed=0, attention="sdpa")
+    compiled.compile_blocks()
+    batch = labelled(documents((5, 64, 65)))
+    for a, b in zip(results(compiled, batch, True), results(plain, batch, True), strict=True):
+        assert error(a, b) < 1e-5
+
+
+def test_a_filled_batch_gives_the_same_numbers() -> None:
+    encoder = Encoder.random(config(), seed=0, attention="sdpa")
+    batch = labelled(documents((5, 64, 65, 130)))
+    for total in (264, 265, 300, 394, 395, 600):
+        filled = batch.filled(total)
+        assert filled.tokens == total
+        assert filled.cu_seqlens[-1] == total
+        assert int(filled.cu_seqlens.diff().max()) == filled.max_seqlen == 130
+        again = PackedBatch.from_documents([[0] * int(n) for n in filled.cu_seqlens.diff()])
+        assert torch.equal(filled.position_ids, again.position_ids)
+        for causal in (False, True):
+            with torch.no_grad():
+                hidden, expected = encoder(filled, causal)[: batch.tokens], encoder(batch, causal)
+                assert error(hidden, expected) < 1e-6
+            for a, b in zip(results(encoder, filled, causal), results(encoder, batch, causal), strict=True):
+                assert error(a, b) < 1e-5
+    assert batch.filled(10) is batch
+
+
+def test_filling_keeps_what_the_batch_knows() -> None:
+    batch = replace(labelled(documents((5, 7))), row_ids=(3, 4))
+    filled = batch.filled(40)
+    assert filled.row_ids == (3, 4)
+    assert torch.equal(filled.labels, batch.labels)
+    assert torch.equal(filled.input_ids[:12], batch.input_ids)
