@@ -12,7 +12,7 @@ import torch
 
 from data_prep.errors import Failure, UsageError
 from data_prep.rows import TOKENIZER, Rows, is_url, tokenizer_digest
-from pipeline.attention import choose
+from pipeline.attention import describe
 from pipeline.checkpoint import Checkpoint, State
 from pipeline.data import Loader, MixedRows
 from pipeline.distributed import Agreement, Ranks
@@ -59,7 +59,7 @@ def assemble(recipe: Recipe, folder: RunFolder, agreement: Agreement, device: to
 
     def record() -> None:
         if leads:
-            attention = choose(device) if recipe.model.attention == "auto" else recipe.model.attention
+            attention = describe(recipe.model.attention, device)
             folder.record_start(recipe, agreement.ranks, device, attention, [stream.digest for stream in streams])
             folder.clear_stop()
             if encoder.initialised:

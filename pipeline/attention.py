@@ -14,6 +14,7 @@ layer is one call for the whole batch: queries in blocks, each against the keys 
 O(T x window) whatever the documents' lengths.
 """
 
+import importlib
 import itertools
 import math
 from collections.abc import Callable
@@ -50,6 +51,8 @@ def attend(
         half_window = None  # the window holds every document whole
     if backend == "auto":
         backend = choose(q.device)
+    if backend != "sdpa" and q.dtype == torch.float32:
+        raise Failure(f"model.attention: {backend} computes in bf16; with precision float32 use model.attention=sdpa")
     return _BACKENDS[backend](q, k, v, cu_seqlens, max_seqlen, causal, half_window)
 
 
@@ -75,12 +78,9 @@ def choose(device: torch.device) -> str:
     """The fastest back end that is installed; on a GPU never sdpa in silence."""
     if device.type != "cuda":
         return "sdpa"
-    for name, find in (("flash", _flash_kernel), ("torch_varlen", _torch_kernel)):
-        try:
-            find()
+    for name in ("flash", "torch_varlen"):
+        if _installed(name):
             return name
-        except ImportError:
-            continue
     raise Failure(
         "no variable-length attention kernel for this GPU: install flash-attn (pip install 'clm-detour[flash]') or "
         "torch >= 2.10, or accept the slow path with model.attention=sdpa"
@@ -92,11 +92,17 @@ def available(name: str, device: torch.device) -> None:
     if name in ("flash", "torch_varlen"):
         if device.type != "cuda":
             raise Failure(f"model.attention: {name} needs a CUDA GPU; use auto or sdpa here")
-        try:
-            _flash_kernel() if name == "flash" else _torch_kernel()
-        except ImportError:
+        if not _installed(name):
             need = "flash-attn (pip install 'clm-detour[flash]')" if name == "flash" else "torch >= 2.10"
-            raise Failure(f"model.attention: {name} needs {need}") from None
+            raise Failure(f"model.attention: {name} needs {need}")
+    elif name == "auto":
+        choose(device)
+
+
+def describe(name: str, device: torch.device) -> str:
+    """What `name` means on `device`, for the log: such as 'flash (flash-attn 3)'."""
+    chosen = choose(device) if name == "auto" else name
+    return f"{chosen} (flash-attn {_flash_kernel()[0]})" if chosen == "flash" else chosen
 
 
 def reference(
@@ -232,30 +238,65 @@ def _window_mask(cu_seqlens: Tensor, total: int, block: int, blocks: int, causal
 
 
 # --- GPU kernels ------------------------------------------------------------------------------------------------------
+# Deterministic where torch.use_deterministic_algorithms asks for it: flash-attn by its own flag, torch's kernel by itself.
 
 
 @cache
-def _flash_kernel() -> Callable[..., Tensor]:
-    from flash_attn import flash_attn_varlen_func
+def _flash_kernel() -> tuple[int, Callable[..., Any]]:
+    """Generation and function of the newest flash-attn installed that trains on this GPU.
 
-    kernel: Callable[..., Tensor] = flash_attn_varlen_func
-    return kernel
+    3 is for Hopper alone; 4 has no variable-length backward on Hopper, only on datacenter Blackwell; 2 runs on all.
+    """
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    modules = {4: "flash_attn.cute", 3: "flash_attn_interface", 2: "flash_attn"}
+    fits = {4: capability[0] in (10, 11), 3: capability[0] == 9, 2: True}
+    problem: ImportError | None = None
+    for generation, module in modules.items():
+        if fits[generation]:
+            try:
+                return generation, importlib.import_module(module).flash_attn_varlen_func
+            except (ImportError, AttributeError) as error:
+                problem = ImportError(f"{module}: {error}")
+    raise problem or ImportError("flash_attn")
 
 
 @cache
-def _torch_kernel() -> Callable[..., Tensor]:
+def _torch_kernel() -> Callable[..., Any]:
     from torch.nn.attention.varlen import varlen_attn
 
     kernel: Callable[..., Any] = varlen_attn
     return kernel
 
 
+def _installed(name: str) -> bool:
+    try:
+        _flash_kernel() if name == "flash" else _torch_kernel()
+    except ImportError:
+        return False
+    return True
+
+
 def _flash(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool, half_window: int | None
 ) -> Tensor:
-    window = (-1, -1) if half_window is None else (half_window, 0 if causal else half_window)
-    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return _flash_kernel()(q, k, v, *lengths, causal=causal, window_size=window)
+    generation, kernel = _flash_kernel()
+    # No window is -1 to each side, in generation 4 None.
+    none = None if generation == 4 else -1
+    window = (none, none) if half_window is None else (half_window, 0 if causal else half_window)
+    out = kernel(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_k=cu_seqlens,
+        max_seqlen_q=max_seqlen,
+        max_seqlen_k=max_seqlen,
+        causal=causal,
+        window_size=window,
+        **({"deterministic": True} if torch.are_deterministic_algorithms_enabled() else {}),
+    )
+    result: Tensor = out[0] if isinstance(out, tuple) else out  # generation 4 and early 3 add the log-sum-exp
+    return result
 
 
 def _torch_varlen(
@@ -264,7 +305,8 @@ def _torch_varlen(
     left = -1 if half_window is None else half_window
     right = 0 if causal else left  # varlen_attn has no causal flag: causal is a window that ends at the query
     lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return _torch_kernel()(q, k, v, *lengths, window_size=(left, right))
+    result: Tensor = _torch_kernel()(q, k, v, *lengths, window_size=(left, right))
+    return result
 
 
 _BACKENDS: dict[str, Callable[..., Tensor]] = {"sdpa": _sdpa, "flash": _flash, "torch_varlen": _torch_varlen}

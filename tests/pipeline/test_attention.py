@@ -3,6 +3,9 @@
 import itertools
 import math
 import time
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch import Tensor
 
 from data_prep.errors import Failure
 from pipeline import attention
-from pipeline.attention import attend, available, choose, reference
+from pipeline.attention import attend, available, choose, describe, reference
 
 MASKS = list(itertools.product((False, True), (None, 64)))
 LONG = (5, 64, 65, 130, 1, 200)
@@ -230,16 +233,86 @@ def test_gpu_kernels(backend: str, causal: bool, window: int | None) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_auto_takes_no_slow_path_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_no_slow_path_on_a_gpu() -> None:
     assert choose(torch.device("cuda")) in ("flash", "torch_varlen")
 
 
-def test_auto_on_a_gpu_without_kernels_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> None:
-        raise ImportError
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """The choices of back ends are cached."""
+    caches = (choose, attention._flash_kernel, attention._torch_kernel)
+    for function in caches:
+        function.cache_clear()
+    yield
+    for function in caches:
+        function.cache_clear()
 
-    monkeypatch.setattr(attention, "_flash_kernel", absent)
-    monkeypatch.setattr(attention, "_torch_kernel", absent)
-    choose.cache_clear()
-    with pytest.raises(Failure, match="flash-attn"):
-        choose(torch.device("cuda"))
+
+@pytest.mark.usefixtures("fresh")
+def test_auto_on_a_gpu_without_kernels_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_installed", lambda name: False)
+    for name in ("auto", "flash", "torch_varlen"):
+        with pytest.raises(Failure, match="flash-attn|torch >="):
+            available(name, torch.device("cuda"))
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("installed", "capability", "generation"),
+    [({2, 3, 4}, 10, 4), ({2, 3, 4}, 9, 3), ({2, 4}, 9, 2), ({2, 3, 4}, 8, 2), ({4}, 9, None), (set(), 9, None)],
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_newest_flash_attn_is_called_as_its_generation_wants(
+    installed: set[int], capability: int, generation: int | None, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stand-ins for the packages, which cannot run here: who is chosen, and which mask it is told."""
+    calls: list[dict[str, Any]] = []
+    names = {2: "flash_attn", 3: "flash_attn_interface", 4: "flash_attn.cute"}
+
+    def stand_in(name: str) -> ModuleType:
+        found = [g for g, n in names.items() if n == name and g in installed]
+        if not found:
+            raise ImportError(name)
+
+        def kernel(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Any:
+            calls.append(more)
+            return (q, None) if found[0] == 4 else q
+
+        module = ModuleType(name)
+        module.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
+        return module
+
+    monkeypatch.setattr(attention.importlib, "import_module", stand_in)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (capability, 0))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    device = torch.device("cuda")
+    if generation is None:
+        assert choose(device) == "torch_varlen"
+        return
+    assert describe("auto", device) == f"flash (flash-attn {generation})"
+    x, cu = qkv((100, 3))
+    half = [t.bfloat16() for t in x]
+    none = None if generation == 4 else -1
+    for (causal, window), expected in zip(MASKS, [(none, none), (64, 64), (none, none), (64, 0)], strict=True):
+        assert attend(*half, cu, 100, causal=causal, half_window=window, backend="flash") is half[0]
+        call = calls.pop()
+        assert call["window_size"] == expected
+        assert call["causal"] == causal
+        assert call.get("deterministic", False) == deterministic
+        assert call["cu_seqlens_q"] is call["cu_seqlens_k"] is cu
+        assert call["max_seqlen_q"] == call["max_seqlen_k"] == 100
+    with pytest.raises(Failure, match="float32"):
+        attend(*x, cu, 100, causal=True, half_window=None, backend="flash")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_torch_varlen_is_told_the_mask_by_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn", lambda q, *_, window_size: (windows.append(window_size), q)[1]
+    )
+    x, cu = qkv((100, 3))
+    for causal, window in MASKS:
+        attend(*(t.bfloat16() for t in x), cu, 100, causal=causal, half_window=window, backend="torch_varlen")
+    assert windows == [(-1, -1), (64, 64), (-1, 0), (64, 0)]
