@@ -38,9 +38,10 @@ def half_window(config: ModernBertConfig, layer: int) -> int | None:
 
 def rope_theta(config: ModernBertConfig, of_global: bool) -> float:
     """RoPE base of global or local layers: ModernBERT has two, under both objectives."""
-    parameters = getattr(config, "rope_parameters", None)
-    if parameters:
-        return float(parameters[FULL if of_global else SLIDING]["rope_theta"])
+    parameters = getattr(config, "rope_parameters", None) or {}
+    theta = (parameters.get(FULL if of_global else SLIDING) or {}).get("rope_theta")
+    if theta is not None:
+        return float(theta)
     local = config.local_rope_theta
     return float(config.global_rope_theta if of_global or local is None else local)
 
@@ -57,11 +58,11 @@ def supported(config: ModernBertConfig) -> ModernBertConfig:
         raise Failure("config.hidden_size must be an even multiple of config.num_attention_heads")
     if config.local_attention < 2:
         raise Failure(f"config.local_attention is {config.local_attention}: the window must be 2 or more")
-    scaling = getattr(config, "rope_scaling", None)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if scaling or any(
-        set(p) - {"rope_theta", "rope_type"} or p.get("rope_type", "default") != "default" for p in parameters.values()
-    ):
+    parameters = (getattr(config, "rope_parameters", None) or {}).values()
+    other = any(
+        p and (set(p) - {"rope_theta", "rope_type"} or p.get("rope_type", "default") != "default") for p in parameters
+    )
+    if other or getattr(config, "rope_scaling", None):
         raise Failure(
             "config.rope_parameters: only the default RoPE is supported, with a rope_theta for each kind of layer"
         )
