@@ -154,9 +154,9 @@ def _add_build_options(build: argparse.ArgumentParser) -> None:
     )
     build.add_argument(
         "--unit-size",
-        default="2mb",
+        default="1mb",
         metavar="SIZE",
-        help="text that a worker tokenises at a time, and the most it loses when killed (default 2mb)",
+        help="text that a worker tokenises at a time, and the most it loses when killed (default 1mb)",
     )
     build.add_argument(
         "--resume",
@@ -296,7 +296,7 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
     from data_prep.training import NOTE, train_tokenizer
 
     trained = train_tokenizer(
-        arguments.inputs, arguments.vocab_size, arguments.out, _reading(arguments, 2 << 20), arguments.on_error
+        arguments.inputs, arguments.vocab_size, arguments.out, _reading(arguments, 1 << 20), arguments.on_error
     )
     dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in trained.dropped.items())
     print(

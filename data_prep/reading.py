@@ -1,7 +1,7 @@
 """From source files to slices, which can be read independently of one another, and from a slice to its chunks.
 
-    file, plain JSONL    slices of 16 units by bytes: a record belongs to the slice in which it begins
-    file, Parquet        slices of row groups of about 16 units
+    file, plain JSONL    slices of 32 units by bytes: a record belongs to the slice in which it begins
+    file, Parquet        slices of row groups of about 32 units
     any other file       one slice; small files share one up to the size of a unit
     slice                units of about `unit_bytes` of text, in the order of the files
 
@@ -20,7 +20,7 @@ from data_prep.documents import BrokenRecord, Chunk, Document, Fields, Reason, d
 from data_prep.errors import Failure, UsageError
 from data_prep.streams import Advance, OpenFile, SourceFile, open_file
 
-UNITS_PER_SLICE = 16
+UNITS_PER_SLICE = 32
 ROWS_AT_ONCE = 64  # of a Parquet or Arrow table; long documents make large ones
 
 
@@ -32,7 +32,7 @@ class Reading:
     encoding: str = "utf-8"  # of text and CSV files; JSONL is UTF-8 by definition
     delimiter: str | None = None  # of CSV; None: by the file's ending
     separator: str | None = None  # between the documents of a text file; None: a file is one document
-    unit_bytes: int = 2 << 20
+    unit_bytes: int = 1 << 20
 
     def check(self) -> None:
         self.fields.check()

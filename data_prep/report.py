@@ -54,10 +54,12 @@ def inspect(location: str, shown: int) -> None:
 
 def _inspect(rows: Rows, shown: int) -> None:
     print("\n".join([*_manifest_lines(rows.manifest), *_largest_sources(rows.manifest)]))
-    count = len(rows)
-    if is_url(rows.location):  # every shard would have to be downloaded
-        count = int(rows.shard_rows[:SHARDS_OF_A_URL].sum())
-    indices = np.unique(np.linspace(0, count - 1, min(count, READ_AT_MOST)).astype(int)).tolist()
+    usable = np.arange(len(rows))
+    if is_url(rows.location):  # each shard must be downloaded
+        shards = np.unique(np.linspace(0, len(rows.shard_rows) - 1, SHARDS_OF_A_URL).astype(int))
+        usable = usable[np.isin(np.repeat(np.arange(len(rows.shard_rows)), rows.shard_rows), shards)]
+    count = len(usable)
+    indices = usable[np.unique(np.linspace(0, count - 1, min(count, READ_AT_MOST)).astype(int))].tolist()
     lengths = [rows[index].lengths for index in indices]
     of = f" ({len(indices):,} of {len(rows):,} rows)" if len(indices) < len(rows) else ""
     print(f"\nfill of a row, % of {rows.manifest.row_length:,} tokens{of}")

@@ -5,6 +5,7 @@ come from the variables that streaming reads (S3_ENDPOINT_URL, AWS_ACCESS_KEY_ID
 AWS_DEFAULT_REGION) or from boto3's own configuration files; none of them is ever shown or stored.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,10 @@ class S3FileSystem(AbstractFileSystem):
         from botocore.config import Config
 
         config = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
-        self.client = boto3.client("s3", endpoint_url=os.environ.get("S3_ENDPOINT_URL") or None, config=config)
+        # The default session would keep the credentials it saw first.
+        self.client = boto3.session.Session().client(
+            "s3", endpoint_url=os.environ.get("S3_ENDPOINT_URL") or None, config=config
+        )
 
     def _pages(self, path: str, delimiter: str) -> Iterator[dict[str, Any]]:
         bucket, _, prefix = path.partition("/")
@@ -46,7 +50,7 @@ class S3FileSystem(AbstractFileSystem):
         found = list(self._pages(f"{path}/", "/"))
         found = found or [entry for entry in self._pages(path, "/") if entry["name"] == path]
         if not found:
-            raise FileNotFoundError(2, "no such object or folder")
+            raise FileNotFoundError(errno.ENOENT, "no such object or folder")
         return found if detail else [entry["name"] for entry in found]
 
     def find(
@@ -66,7 +70,7 @@ class S3FileSystem(AbstractFileSystem):
         except FileNotFoundError:
             pass
         if next(self._pages(f"{path}/", "/"), None) is None:
-            raise FileNotFoundError(2, "no such object or folder")
+            raise FileNotFoundError(errno.ENOENT, "no such object or folder")
         return {"name": path, "size": 0, "type": "directory"}
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> Any:
@@ -123,13 +127,13 @@ def _plain_errors() -> Iterator[None]:
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code in ("404", "NoSuchKey", "NotFound"):
-            raise FileNotFoundError(2, "no such object") from None
+            raise FileNotFoundError(errno.ENOENT, "no such object") from None
         if code == "NoSuchBucket":
-            raise FileNotFoundError(2, "no such bucket") from None
+            raise OSError(errno.ENXIO, "no such bucket") from None
         if code in ("403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
-            raise PermissionError(13, "the object store refuses these credentials") from None
-        raise OSError(5, f"the object store answered {code or 'with an error'}") from None
+            raise PermissionError(errno.EACCES, "the object store refuses these credentials") from None
+        raise OSError(errno.EIO, f"the object store answered {code or 'with an error'}") from None
     except NoCredentialsError:
-        raise PermissionError(13, "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from None
+        raise PermissionError(errno.EACCES, "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from None
     except BotoCoreError as error:
-        raise OSError(5, f"the object store cannot be reached ({type(error).__name__})") from None
+        raise OSError(errno.EIO, f"the object store cannot be reached ({type(error).__name__})") from None

@@ -1,19 +1,22 @@
 """Processes that carry out tasks: callables that can be pickled, together with what they return.
 
 Each worker has one pipe and at most one task, so that nothing piles up in memory. Workers are started one by one as tasks
-come, by spawning (forking a process that has threads can hang); a single task is carried out in this process, as a small corpus
-is done before a worker has started. A worker dies with its parent, also when that is killed.
+come, as fresh processes: forking one that has threads can hang, and multiprocessing's "spawn" runs the caller's script again.
+A single task is carried out in this process, as a small corpus is done before a worker has started. A worker dies with its
+parent, also when that is killed.
 """
 
 import ctypes
-import multiprocessing
 import os
 import signal
+import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeVar
 
 from data_prep.errors import Failure, describe
@@ -64,22 +67,16 @@ def in_processes(tasks: Iterable[Task[Result]], workers: int) -> Iterator[Result
 
 class _Pool:
     def __init__(self) -> None:
-        self.context = multiprocessing.get_context("spawn")
         self.idle: list[Connection] = []
         self.busy: dict[Connection, Any] = {}
-        self.processes: dict[Connection, Any] = {}
+        self.processes: dict[Connection, subprocess.Popen[bytes]] = {}
 
     def take(self, task: Task[Any], workers: int) -> bool:
         """Give the task to an idle or a new worker; False where all are busy."""
         if not self.idle:
             if len(self.processes) == workers:
                 return False
-            ours, theirs = self.context.Pipe()
-            process = self.context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
-            process.start()
-            theirs.close()
-            self.processes[ours] = process
-            self.idle.append(ours)
+            self._start()
         connection = self.idle.pop()
         try:
             connection.send(task)
@@ -87,6 +84,22 @@ class _Pool:
             raise self._died(connection) from None
         self.busy[connection] = task
         return True
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            code = f"from data_prep.workers import work; work({theirs.fileno()}, {os.getpid()})"
+            here = str(Path(__file__).resolve().parents[1])
+            path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},  # a worker is one core's work
+            )
+        connection = Connection(ours.detach())
+        self.processes[connection] = process
+        self.idle.append(connection)
 
     def results(self) -> Iterator[Any]:
         """Wait for one result or more."""
@@ -104,25 +117,23 @@ class _Pool:
 
     def _died(self, connection: Connection) -> Failure:
         process = self.processes[connection]
-        process.join(5)
-        code = process.exitcode
-        why = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        process.kill()  # an end of the pipe is gone; the process nearly always is as well
+        code = process.wait()
+        why = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return Failure(f"a worker process ended {why}, perhaps for want of memory: try fewer --workers")
 
     def close(self) -> None:
         for connection in self.processes:
             connection.close()
         for process in self.processes.values():
-            process.terminate()
-            process.join(5)
-            if process.is_alive():
-                process.kill()
+            process.kill()  # what it writes is complete or absent
+            process.wait()
 
 
-def _work(connection: Connection, parent: int) -> None:
+def work(pipe: int, parent: int) -> None:
     """A worker's life: tasks until the pipe closes."""
+    connection = Connection(pipe)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its workers
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one core's work
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before that call
