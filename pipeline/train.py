@@ -126,8 +126,11 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
         # At a phase's start; and again where a stop came between a step and the validation that was due after it.
         missed = leads_say(agreement, state.step not in log.validated_at)
         last = state.tokens >= phase.tokens
-        if missed and validation_due(recipe, state, last) and not validate():
-            return stop()
+        if missed and validation_due(recipe, state, last):
+            if not validate():
+                return stop()
+            if last:
+                save_checkpoint()  # the one that the stop left does not know this validation
         begin = time.monotonic()
         while not last:
             clock_due = ranks.leads and checkpoint_overdue(recipe, saved_at)
@@ -170,15 +173,16 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
                         "seconds": seconds,
                     }
                 )
-            if validation_due(recipe, state, last) and not validate():
-                return stop()
-            crossed = [t for t in recipe.checkpoints.keep_at_tokens if before < t <= state.tokens]
-            exported = [t for t in recipe.checkpoints.export_at_tokens if before < t <= state.tokens]
-            every = recipe.checkpoints.every_steps
-            if last or crossed or exported or (every and state.step % every == 0):
-                save_checkpoint(keep=bool(crossed or exported))
+            exported = crossed(recipe.checkpoints.export_at_tokens, before, state.tokens)
+            if exported or crossed(recipe.checkpoints.keep_at_tokens, before, state.tokens):
+                save_checkpoint(keep=True)
             if exported:
                 export_checkpoint(parts, phase.name, f"export-step-{state.step:08d}", agreement)
+            if validation_due(recipe, state, last) and not validate():
+                return stop()
+            every = recipe.checkpoints.every_steps
+            if last or (every and state.step % every == 0 and state.step > saved):
+                save_checkpoint()
             begin = time.monotonic()
     finish_phase(parts, phase.name, state, agreement)
     return True
@@ -226,6 +230,10 @@ def finish_phase(parts: Parts, phase: str, state: State, agreement: Agreement) -
 
 def validation_due(recipe: Recipe, state: State, last: bool) -> bool:
     return recipe.validation is not None and (last or state.step % recipe.validation.every_steps == 0)
+
+
+def crossed(points: list[int], before: int, now: int) -> bool:
+    return any(before < point <= now for point in points)
 
 
 def checkpoint_overdue(recipe: Recipe, saved_at: float) -> bool:

@@ -178,6 +178,16 @@ def _break(kind: str, at: int, argv: list[str]) -> int:
         return total * float("inf") if kind == "inf" and calls == at and self.training else total
 
     loss.LossModel.forward, forward = poisoned, loss.LossModel.forward
+    evaluate, passes = engine.Engine.evaluate, 0
+
+    def interrupted(self, *arguments):
+        nonlocal passes
+        passes += 1
+        if kind == "stop in validation" and passes == at:
+            (Path(argv[argv.index("--run-dir") + 1]) / "STOP").touch()
+        return evaluate(self, *arguments)
+
+    engine.Engine.evaluate = interrupted
     engine.Engine.train_step = broken
     return run(trainer.main, argv)
 
@@ -216,6 +226,19 @@ def test_a_step_that_is_not_finite_may_be_skipped(recipe: Write, tmp_path: Path,
     assert (state["skipped"], state["adam_step"]) == (1, state["step"] - 1)
     weights = load_file(next((tmp_path / "run" / "clm" / "checkpoints").glob("step-*")) / "weights.safetensors")
     assert all(torch.isfinite(value).all() for value in weights.values())
+
+
+@pytest.mark.parametrize("at", [1, 5, 9])
+def test_a_stop_in_the_middle_of_a_validation(recipe: Write, tmp_path: Path, uninterrupted: Path, at: int) -> None:
+    """Of 5 rows in 3 batches under 2 objectives on 2 ranks: passes 1 to 4 at the start, then at step 5, then at the end."""
+    run = tmp_path / "run"
+    results = broken(2, tmp_path, "stop in validation", at, recipe(), "--run-dir", run).wait()
+    assert [result.code for result in results] == [75, 75], results[0].err
+    steps = count(run / "clm" / "rows.jsonl")
+    assert steps == {1: 0, 5: 5, 9: 10}[at]
+    assert not any(line.get("validation") and line["step"] == steps for line in metrics(run, "clm"))
+    train(2, tmp_path / "log", recipe(), "--run-dir", run)
+    same(uninterrupted, run)
 
 
 def test_a_rank_that_hangs_is_found(recipe: Write, tmp_path: Path) -> None:
