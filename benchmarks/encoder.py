@@ -180,6 +180,7 @@ def steps(size: str, share: float, rounds: int, only: str) -> None:
                 begin = time.perf_counter()
                 step()
                 best[name] = min(best.get(name, math.inf), time.perf_counter() - begin)
+                print(f"{name}: {best[name]:.2f} s", file=sys.stderr, flush=True)
             gc.collect()
     print(f"GEMM peak of this run: {peak / 1e9:.0f} GFLOP/s\n")
     a, b = (best.get(f"({x}) transformers{s}, unsorted") for x, s in (("a", ""), ("b", ", sparse")))
