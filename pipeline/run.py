@@ -20,6 +20,10 @@ from pipeline.recipe_file import parse
 
 STOP = "STOP"
 DONE = "DONE"
+STOPPED = "STOPPED"  # in a phase's folder: the last start stopped early, checkpoint saved
+ERROR = "logs/error.json"  # of the last start that failed
+BEFOREHAND = {STOP, "logs"}  # what may lie in a run folder before its first start: the job's log, a request
+PATIENCE = 60  # seconds that a job which SLURM started again waits for its former processes to end
 
 
 def software() -> str:
@@ -27,6 +31,11 @@ def software() -> str:
         return version("clm-detour")
     except PackageNotFoundError:  # run from a checkout that is not installed
         return "unknown"
+
+
+def this_start() -> dict[str, str]:
+    """Which start of which SLURM job this is."""
+    return {"job": os.environ.get("SLURM_JOB_ID", ""), "restart": os.environ.get("SLURM_RESTART_COUNT") or "0"}
 
 
 class RunFolder:
@@ -38,12 +47,18 @@ class RunFolder:
         """Own the folder for this process's life; Failure where another run does."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = open(self.path / ".lock", "w")  # noqa: SIM115, held until the process ends
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Failure(
-                f"{self.path} is in use by another run: wait for it, or stop it with `touch {self.path}/{STOP}`"
-            ) from None
+        deadline = time.monotonic() + (PATIENCE if int(os.environ.get("SLURM_RESTART_COUNT") or 0) else 0)
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if time.monotonic() < deadline:
+                    time.sleep(1)
+                    continue
+                raise Failure(
+                    f"{self.path} is in use by another run: wait for it, or stop it with `touch {self.path}/{STOP}`"
+                ) from None
 
     def release(self) -> None:
         if self._lock is not None:
@@ -65,7 +80,7 @@ class RunFolder:
         """Record the recipe at the first start; later refuse one that would change the numbers (UsageError)."""
         known = self.recipe()
         if known is None:
-            unknown = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
+            unknown = [p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name not in BEFOREHAND]
             if unknown:
                 raise UsageError(f"{self.path} is not empty and holds no run; choose another --run-dir")
             write_aside(self.path / "recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
@@ -120,6 +135,27 @@ class RunFolder:
 
     def latest(self, name: str) -> Checkpoint | None:
         return latest(self.checkpoints(name))
+
+    def mark_stopped(self, name: str) -> None:
+        """Record that this start stopped early: a job script must not guess it from srun's exit code."""
+        self.phase(name).mkdir(parents=True, exist_ok=True)
+        write_aside(self.phase(name) / STOPPED, json.dumps(this_start()) + "\n")
+
+    def mark_failed(self, message: str) -> None:
+        """Record the line that this rank says on stderr, for `pipeline.status`. That another rank failed is no news."""
+        file = self.path / ERROR
+        if not (self.path / "recipe.yaml").exists() and not file.parent.is_dir():
+            return  # not a run's folder
+        try:
+            if message.startswith("another rank") and time.time() - file.stat().st_mtime < 120:
+                return
+        except OSError:
+            pass
+        try:
+            file.parent.mkdir(exist_ok=True)
+            write_aside(file, json.dumps({"message": message, "time": time.time(), **this_start()}) + "\n")
+        except OSError:
+            pass  # the line stands on stderr all the same
 
     def mark_done(self, name: str, facts: dict[str, Any]) -> None:
         write_aside(self.path / name / DONE, json.dumps(facts) + "\n")

@@ -25,7 +25,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from data_prep.errors import STOPPED_EARLY, Failure, Parser, UsageError, run
+from data_prep.errors import STOPPED_EARLY, Failure, Parser, UsageError, describe, run
 from pipeline import preemption
 from pipeline.assembly import Parts, assemble, described, enter_phase, remove_cache
 from pipeline.checkpoint import State, retain, save
@@ -62,6 +62,8 @@ def main(argv: list[str]) -> int:
                 continue
             begin = time.monotonic()
             if not train_phase(recipe, index, parts, agreement, stops):
+                if agreement.ranks.leads:
+                    folder.mark_stopped(phase.name)
                 say(agreement, f"stopped early in phase {phase.name}, checkpoint saved; run the same command to go on")
                 agreement.barrier()  # the rank that leaves first makes the launcher end the others
                 return STOPPED_EARLY
@@ -70,6 +72,7 @@ def main(argv: list[str]) -> int:
         return 0
     except Exception as error:
         explained = explain(error, recipe)
+        folder.mark_failed(describe(explained or error))
         if explained is None:
             raise
         raise explained from error

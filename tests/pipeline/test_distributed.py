@@ -1,7 +1,7 @@
 import pytest
 
 from data_prep.errors import Failure, UsageError
-from pipeline.distributed import Agreement, Ranks, from_environment
+from pipeline.distributed import PORTS, Agreement, Ranks, first_node, from_environment, meeting_place
 from tests.ranks import Ranks as Processes
 
 
@@ -15,6 +15,44 @@ def test_ranks_from_the_environment() -> None:
     for broken in ({"RANK": "0", "WORLD_SIZE": "2"}, {**launcher, "RANK": "8"}, {**launcher, "LOCAL_RANK": "x"}):
         with pytest.raises(UsageError):
             from_environment(broken)
+
+
+# What Slurm 22.05 sets in a task of 3 nodes x (2, 2, 1) tasks.
+STEP = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "4",
+    "SLURM_NTASKS": "5",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_STEP_NODELIST": "gpu[07-08,12]",
+}
+
+
+def test_ranks_of_a_slurm_step() -> None:
+    assert from_environment(STEP) == Ranks(4, 5, 0, 1)
+    assert from_environment(STEP | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}) == Ranks(
+        1, 5, 1, 2
+    )
+    batch_shell = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_PROCID": "0"}
+    assert (
+        from_environment(batch_shell) == Ranks()
+    )  # python in a batch script or salloc is one process, not rank 0 of 5
+
+
+def test_the_meeting_place_of_a_slurm_step() -> None:
+    host, port = meeting_place(STEP, lambda node: None)
+    assert host == "gpu07"
+    assert port in PORTS
+    assert meeting_place(STEP, {"gpu07": "10.0.0.7"}.get) == ("10.0.0.7", port)
+    ports = {meeting_place(STEP | {"SLURM_JOB_ID": str(job)}, lambda node: None)[1] for job in range(1000, 3000)}
+    assert len(ports) == 2000  # jobs that run at the same time have ids close to each other
+    assert meeting_place(STEP | {"SLURM_STEP_ID": "1"}, lambda node: None)[1] != port
+    with pytest.raises(UsageError, match="MASTER_ADDR and MASTER_PORT"):
+        meeting_place({})
+    lists = {"n1": "n1", "n[1-2]": "n1", "a-b[001,007-9]-ib,c": "a-b001-ib", "login,n[1-2]": "login", "n12,n13": "n12"}
+    assert {nodes: first_node(nodes) for nodes in lists} == lists
 
 
 def _agree() -> int:

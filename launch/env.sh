@@ -1,0 +1,65 @@
+# shellcheck shell=bash
+# How a job finds its software and where it puts its files. Edit this file to your cluster; every script sources it.
+
+# 1. Software: ONE of the three.
+#
+# a) A virtual environment (`make setup`), found here when it is in the project's folder:
+PYTHON="${PYTHON:-$CLM_DETOUR/.venv/bin/python}"
+[ -x "$PYTHON" ] || PYTHON=python
+#
+# b) Modules or conda: they change this shell's environment, and srun hands that on to its tasks.
+# module load cuda/12.8 python/3.12
+# source "$HOME/miniforge3/etc/profile.d/conda.sh" && conda activate clm-detour && PYTHON=python
+#
+# c) A container (launch/container.def): words put before each command. Set CONTAINER to the image.
+IN_ENV=()
+if [ -n "${CONTAINER:-}" ]; then
+    # --nv: the GPUs. exec, not run: signals reach Python itself. Bind what the recipe names besides.
+    IN_ENV=(apptainer exec --nv --bind "$CLM_DETOUR" --bind "${RUN_DIR:-$CLM_DETOUR}" --bind "${SCRATCH:-/tmp}" "$CONTAINER")
+    PYTHON=python
+fi
+
+# in_env [LAUNCHER...] -- COMMAND...: COMMAND in that environment, by LAUNCHER where there is one (srun and its options).
+in_env() {
+    local launcher=()
+    while [ "$1" != -- ]; do
+        launcher+=("$1")
+        shift
+    done
+    shift
+    "${launcher[@]}" "${IN_ENV[@]}" "$@"
+}
+
+# The project is used from its folder, installed or not.
+export PYTHONPATH="$CLM_DETOUR${PYTHONPATH:+:$PYTHONPATH}"
+
+# 2. Files. SCRATCH: the big, fast file system; home quotas are small. Node-local disk (SLURM_TMPDIR) is best for the cache.
+if [ -n "${SLURM_JOB_ID:-}" ]; then
+    # A folder of the job's own on each node, made and removed by launch/scratch.sh. CLM_DETOUR_SCRATCH overrides.
+    CLM_DETOUR_SCRATCH="${CLM_DETOUR_SCRATCH:-${SLURM_TMPDIR:-${SCRATCH:-/tmp}}}"
+    JOB_SCRATCH="$CLM_DETOUR_SCRATCH/clm-detour-$(id -u)/${SLURM_CLUSTER_NAME:-cluster}-$SLURM_JOB_ID"
+    export JOB_SCRATCH TMPDIR="$JOB_SCRATCH"
+    export TRITON_CACHE_DIR="$JOB_SCRATCH/triton"
+    export TORCHINDUCTOR_CACHE_DIR="$JOB_SCRATCH/inductor"
+    export TORCH_EXTENSIONS_DIR="$JOB_SCRATCH/torch_extensions"
+    # Compute nodes have no internet: launch/submit has put hub models into HF_HOME before.
+    export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1
+fi
+# Shared by login and compute nodes, kept between jobs. On a small home quota, not ~/.cache.
+export HF_HOME="${HF_HOME:-${SCRATCH:-$HOME/.cache}/huggingface}"
+export HF_HUB_DISABLE_TELEMETRY=1
+
+# 3. Threads: the data loader and gloo want some; 1 where SLURM does not say.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
+# Since SLURM 22.05 srun does not take --cpus-per-task over from sbatch.
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi
+
+# 4. NCCL and DeepSpeed.
+# A collective that fails ends the rank instead of hanging until the watchdog (faults.hang_seconds).
+export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+# NCCL and gloo choose the interface themselves. Where they choose wrongly (hangs at the first collective, "no route"):
+# export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0        # the interface between the nodes: `ip -br addr`
+# export NCCL_IB_HCA=mlx5                                     # InfiniBand; NCCL_IB_DISABLE=1 falls back to TCP
+# export NCCL_DEBUG=WARN                                      # what NCCL thinks; INFO tells which transport it took
+# DeepSpeed compiles nothing here, needs no hostfile and no ssh: srun starts the ranks, which read SLURM's variables.
+export DS_BUILD_OPS=0

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# One node's scratch folder of a job: `scratch.sh make LIVE_JOBS...` or `scratch.sh remove`. phase.sh runs it on every node.
+#
+# LIVE_JOBS are the ids of this user's jobs in the queue. Folders of jobs that are not among them are left over (a node that
+# failed, a SIGKILL) and hold text that may not stay: they are removed. Another cluster's are left alone, for their name differs.
+set -euo pipefail
+: "${JOB_SCRATCH:?}"
+case "${1:-}" in
+make)
+    shift
+    live=" $* "
+    root="$(dirname "$JOB_SCRATCH")"
+    umask 077
+    mkdir -p "$root" "$JOB_SCRATCH"
+    if [ ! -O "$root" ]; then
+        echo "error: $root belongs to another user; set CLM_DETOUR_SCRATCH to a folder of your own" >&2
+        exit 1
+    fi
+    chmod 700 "$root" "$JOB_SCRATCH"
+    name="$(basename "$JOB_SCRATCH")"
+    prefix="${name%-*}-"
+    if [ $# -gt 0 ]; then # an empty list means that squeue failed, not that no job lives
+        for other in "$root/$prefix"*; do
+            job="${other##*-}"
+            case "$job" in *[!0-9]* | "") continue ;; esac
+            [ -d "$other" ] && [[ "$live" != *" $job "* ]] && rm -rf -- "$other"
+        done
+    fi
+    ;;
+remove) rm -rf -- "$JOB_SCRATCH" ;;
+*)
+    echo "error: scratch.sh make|remove" >&2
+    exit 2
+    ;;
+esac
+exit 0

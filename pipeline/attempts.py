@@ -1,0 +1,95 @@
+"""What a SLURM job does next: asked by launch/phase.sh before and after the ranks run.
+
+    python -m pipeline.attempts begin RUN PHASE      prints go | done | stopped; exit 1 after too many attempts in vain
+    python -m pipeline.attempts end RUN PHASE CODE   prints done | again | stopped | failed; CODE is srun's
+
+srun's exit code alone says little: it is the highest of the tasks', and a task that is killed while its neighbours leave
+makes it another. DONE, the stop record of this start (`RunFolder.mark_stopped`) and RUN/STOP decide. No torch is imported.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import Failure, UsageError, run
+
+LIMIT = 5  # attempts in a row without a new token; CLM_DETOUR_ATTEMPTS changes it
+BY_USR2 = 128 + signal.SIGUSR2  # srun's exit code where a rank died of it, before Python could block it
+
+
+def begin(folder: Path, phase: str, environment: Mapping[str, str]) -> str:
+    """Count this attempt. "go", or "done" and "stopped" where there is nothing to do; Failure past the limit."""
+    if (folder / phase / "DONE").exists():
+        return "done"
+    again = environment.get("SLURM_RESTART_COUNT", "0") != "0" or "CLM_DETOUR_CHAIN" in environment
+    if again and (folder / "STOP").exists():
+        return "stopped"  # asked for while the job waited in the queue; a first start would remove it and go on
+    file = _file(folder, phase)
+    before, tokens = _read(file), trained(folder, phase)
+    # A job that goes on by itself keeps its chain's name; who submits again by hand starts to count again.
+    chain = environment.get("CLM_DETOUR_CHAIN") or environment.get("SLURM_JOB_ID", "")
+    in_vain = before.get("in_vain", 0) + 1 if (before.get("chain"), before.get("tokens")) == (chain, tokens) else 0
+    limit = int(environment.get("CLM_DETOUR_ATTEMPTS") or LIMIT)
+    if in_vain >= limit:
+        raise Failure(
+            f"phase {phase}: {limit} attempts in a row trained no new token; see the job's log, mend what ends it so early "
+            "(the time limit? --signal?), and submit again"
+        )
+    now = {"chain": chain, "tokens": tokens, "in_vain": in_vain, "time": time.time()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(".tmp")
+    aside.write_text(json.dumps(now) + "\n")
+    aside.replace(file)
+    return "go"
+
+
+def end(folder: Path, phase: str, code: int, environment: Mapping[str, str]) -> str:
+    if (folder / phase / "DONE").exists():
+        return "done"
+    record = _read(folder / phase / "STOPPED")
+    this = (environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT") or "0")
+    ours = (record.get("job"), record.get("restart")) == this
+    if (ours or code == BY_USR2) and (folder / "STOP").exists():
+        return "stopped"
+    return "again" if ours or code == BY_USR2 else "failed"
+
+
+def trained(folder: Path, phase: str) -> int:
+    """Tokens of the phase in its newest checkpoint."""
+    checkpoints = folder / phase / "checkpoints"
+    try:
+        newest = checkpoints / (checkpoints / "latest").read_text().strip()
+        return int(json.loads((newest / "state.json").read_text())["tokens"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def _file(folder: Path, phase: str) -> Path:
+    return folder / "logs" / f"attempts-{phase}.json"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+        return content if isinstance(content, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) == 3 and argv[0] == "begin":
+        print(begin(Path(argv[1]), argv[2], os.environ))
+    elif len(argv) == 4 and argv[0] == "end" and argv[3].isdigit():
+        print(end(Path(argv[1]), argv[2], int(argv[3]), os.environ))
+    else:
+        raise UsageError("python -m pipeline.attempts begin RUN PHASE | end RUN PHASE CODE")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
