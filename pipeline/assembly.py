@@ -60,6 +60,7 @@ def assemble(recipe: Recipe, folder: RunFolder, agreement: Agreement, device: to
     def record() -> None:
         if leads:
             attention = describe(recipe.model.attention, device)
+            print(f"attention: {attention}", flush=True)
             folder.record_start(recipe, agreement.ranks, device, attention, [stream.digest for stream in streams])
             folder.clear_stop()
             if encoder.initialised:

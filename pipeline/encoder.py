@@ -76,6 +76,7 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
+        grad = grad.contiguous()
         return _turn(grad, torch.empty_like(grad), cos, -sin, ctx.heads), None, None, None  # the inverse turns back
 
 

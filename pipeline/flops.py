@@ -16,10 +16,16 @@ from pipeline.huggingface import half_window
 GPU_PEAK = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "B200": 2250e12,
     "A100": 312e12,
     "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "A40": 150e12,
+    "A30": 165e12,
     "A10": 125e12,
     "V100": 125e12,
 }

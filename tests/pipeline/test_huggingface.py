@@ -1,6 +1,7 @@
 """Configs of both majors of transformers, and vocabularies padded while training."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from pipeline.batch import PackedBatch
 from pipeline.encoder import Encoder
 from pipeline.huggingface import from_config_fields, half_window, is_global, read_config, rope_theta
 from pipeline.loss import LossModel
+from tests.conftest import metrics
+from tests.ranks import train
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 OF_4 = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")
@@ -145,6 +148,21 @@ def test_padding_stays_zero_in_training_and_leaves_the_export(folder: Path, tmp_
     docs = documents((3, 70))
     logits = encoder.logits(encoder(PackedBatch.from_documents(docs), causal=False))
     assert error(one_by_one(model.eval(), docs), logits) < 1e-5
+
+
+def test_a_run_with_padding_is_the_run_without(recipe: Callable[..., Path], tmp_path: Path) -> None:
+    """By the recipe's key: the same metrics of both phases, and an export of the vocabulary's own size."""
+    for name, multiple in (("plain", None), ("padded", 256)):
+        train(1, tmp_path / "log", recipe(model__vocab_multiple=multiple), "--run-dir", tmp_path / name)
+    for phase in ("clm", "mlm_decay"):
+        for a, b in zip(metrics(tmp_path / "plain", phase), metrics(tmp_path / "padded", phase), strict=True):
+            assert a == {key: pytest.approx(b[key], rel=1e-4) if isinstance(b[key], float) else b[key] for key in a}
+    exports = [
+        load_file(tmp_path / name / "mlm_decay" / "export" / "model.safetensors") for name in ("plain", "padded")
+    ]
+    assert {n: t.shape for n, t in exports[0].items()} == {n: t.shape for n, t in exports[1].items()}
+    for name, tensor in exports[0].items():
+        assert error(exports[1][name], tensor) < 1e-3
 
 
 def test_random_weights_are_the_same_with_padding() -> None:
