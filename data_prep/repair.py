@@ -51,10 +51,9 @@ def _repair_folder(folder: Path) -> list[str]:
     totals = Totals()
     kept: list[dict[str, Any]] = []
     bad: dict[str, str] = {}
-    unpacked = {shard["raw_data"]["basename"] for shard in described.values()} - set(described)
-    for name in shard_files(store):
-        if name in unpacked:
-            continue
+    files = shard_files(store)
+    unpacked = [name for name in files if f"{name}.zstd" in files]  # by streaming, beside the packed ones
+    for name in sorted(set(files) - set(unpacked)):
         found = _described(store, name, described.get(name) if trusted else None, trusted, manifest, totals)
         if isinstance(found, str):
             bad[name] = found
@@ -66,7 +65,7 @@ def _repair_folder(folder: Path) -> list[str]:
         return []
     if not kept:
         raise Failure(f"no shard in {folder} can be used: build the rows again")
-    for name in bad:
+    for name in [*bad, *(name for name in unpacked if f"{name}.zstd" in bad)]:
         (folder / DAMAGED).mkdir(mode=0o700, exist_ok=True)
         os.replace(folder / name, folder / DAMAGED / name)
     rebuilt = {"version": 2, "shards": kept}

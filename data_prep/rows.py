@@ -195,7 +195,14 @@ class Rows:
         if is_url(self.location) and not path.exists():
             aside = f"{name}.{os.getpid()}.tmp"
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(self._stream._download_file(name, aside), path)
+            try:
+                os.replace(self._stream._download_file(name, aside), path)
+            except Exception as error:  # each cloud's library has its own, and they quote addresses
+                answer = getattr(error, "response", None)
+                code = str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
+                if isinstance(error, FileNotFoundError) or code in ("404", "NoSuchKey"):
+                    raise Failure(f"{self.location} has no {name}: it is not a finished build") from None
+                raise Failure(f"{self.location}/{name} cannot be downloaded ({code or type(error).__name__})") from None
         return path
 
     def _read_manifest(self) -> Manifest:

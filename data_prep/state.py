@@ -184,11 +184,9 @@ class State:
 
     def publish(self, written: set[str]) -> None:
         """Put the rows in place and remove the state. `written` are the names of their files."""
-        if self.rows.remote:  # an earlier attempt, killed, may have left more
-            self.rows.remove(
-                [n for n in self.rows.sizes() if n not in written and not n.startswith(f"{REMOTE_STATE}/")]
-            )
-        else:
+        found = self.rows.sizes(partial=True)  # an earlier attempt, killed, may have left more
+        self.rows.remove([name for name in found if name not in written and not name.startswith(f"{REMOTE_STATE}/")])
+        if not self.rows.remote:
             put_in_place(Path(self.rows.location), self.final, self.out)
         self.discard()
 

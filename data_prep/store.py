@@ -14,6 +14,7 @@ from typing import Any
 from data_prep.errors import Failure, UsageError
 from data_prep.rows import is_url
 
+PARTIAL = ".tmp"
 LIBRARIES = {"gs": "gcsfs", "gcs": "gcsfs", "oci": "ocifs", "azure": "adlfs", "az": "adlfs", "abfs": "adlfs"}
 
 
@@ -27,9 +28,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     elif scheme == "oci":
         url = f"oci://{rest}"
     if scheme == "s3":
-        from data_prep.s3 import S3FileSystem
+        from data_prep.s3 import connected
 
-        return S3FileSystem(), rest.rstrip("/")
+        return connected(), rest.rstrip("/")
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError):
@@ -83,7 +84,7 @@ class Store:
             return
         path = os.path.join(self.location, name)
         _make_private(os.path.dirname(path))
-        aside = f"{path}.{os.getpid()}.tmp"
+        aside = f"{path}.{os.getpid()}{PARTIAL}"
         with open(aside, "wb") as file:
             file.write(data)
             file.flush()
@@ -97,8 +98,8 @@ class Store:
             return bytes(self._fs.cat_file(path))
         return Path(self.location, name).read_bytes()
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of every file, at all depths; what a killed process left half written is not among them."""
+    def sizes(self, partial: bool = False) -> dict[str, int]:
+        """Bytes of every file, at all depths; what a killed process left half written is among them with `partial` only."""
         if self.remote:
             root = self._at("")
             with said_of(self.location):
@@ -111,7 +112,7 @@ class Store:
         for parent, _, files in os.walk(self.location):
             for file in files:
                 path = os.path.join(parent, file)
-                if not file.endswith(".tmp"):
+                if partial or not file.endswith(PARTIAL):
                     sizes[os.path.relpath(path, self.location)] = os.path.getsize(path)
         return sizes
 

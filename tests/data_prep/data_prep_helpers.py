@@ -1,6 +1,9 @@
 """What the tests of data preparation share: small tokenizers, small corpora, rows read back."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,3 +64,22 @@ def pieces(folder: Path) -> list[tuple[int, ...]]:
 
 def manifest(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "manifest.json").read_text("utf-8"))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """The content of every file below `folder`."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def command(*arguments: object, **environment: str) -> "subprocess.Popen[str]":
+    """`python -m data_prep ARGUMENTS` in a process group of its own."""
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-m", "data_prep", *map(str, arguments)],
+        cwd=root,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
