@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import ModernBertConfig
 
 from data_prep.errors import Failure, UsageError
-from data_prep.rows import TOKENIZER, Rows, is_url, tokenizer_digest
+from data_prep.rows import TOKENIZER, Rows, TokenizerInfo, is_url, tokenizer_digest
 from pipeline.attention import describe
 from pipeline.checkpoint import Checkpoint, State
 from pipeline.data import Loader, MixedRows
@@ -48,11 +49,11 @@ def assemble(recipe: Recipe, folder: RunFolder, agreement: Agreement, device: to
     agreement.together(claim)
     cache = _cache(recipe)
     start = agreement.together(lambda: last_checkpoint(Path(recipe.start.checkpoint)) if recipe.start else None)
-    streams = agreement.together(lambda: _streams(recipe, cache))
+    streams = agreement.together(lambda: open_streams(recipe, cache))
     validation = recipe.data.validation
     held_out = agreement.together(lambda: Rows(validation, cache)) if validation else None
     everything = [*(rows for stream in streams for rows in stream.sources), *([held_out] if held_out else [])]
-    vocabulary = agreement.together(lambda: _compatible(everything))
+    vocabulary = agreement.together(lambda: compatible(everything))
     first = streams[0].sources[0]
     encoder, init = agreement.together(lambda: _encoder(recipe, everything, start, device))
     facts = _facts(recipe, streams, init)
@@ -79,7 +80,7 @@ def assemble(recipe: Recipe, folder: RunFolder, agreement: Agreement, device: to
     )
 
 
-def _streams(recipe: Recipe, cache: Path | None) -> list[MixedRows]:
+def open_streams(recipe: Recipe, cache: Path | None) -> list[MixedRows]:
     """The row stream of each phase; phases on the same rows share one."""
     opened: dict[str, MixedRows] = {}
 
@@ -117,7 +118,7 @@ def remove_cache(recipe: Recipe, ranks: Ranks) -> None:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def _compatible(everything: list[Rows]) -> Vocabulary:
+def compatible(everything: list[Rows]) -> Vocabulary:
     """All rows of a run hold ids of one tokenizer."""
     first = everything[0].manifest.tokenizer
     for rows in everything:
@@ -145,13 +146,7 @@ def _encoder(
             raise Failure(f"the rows' tokenizer ({tokenizer.digest[:12]}) is not start.checkpoint's ({ours[:12]})")
         init: dict[str, Any] = start.state.facts["init"]
     elif recipe.model.init is None:
-        fields = dict(recipe.model.config or {})
-        fields.setdefault("vocab_size", tokenizer.vocabulary)
-        roles = tokenizer.roles
-        of_config = {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
-        for field, role in of_config.items():
-            fields.setdefault(f"{field}_token_id", roles[role])
-        config = from_config_fields(fields)
+        config = random_config(recipe, tokenizer)
         encoder = Encoder.random(config, recipe.seed, recipe.model.attention, multiple)
         init = {"name": None, "random_seed": recipe.seed}
     else:
@@ -166,30 +161,47 @@ def _encoder(
                 )
         name = None if folder.is_dir() else recipe.model.init
         init = {"name": name, "revision": recipe.model.revision, "weights_digest": _digest(folder / WEIGHTS)}
-    if encoder.config.vocab_size < tokenizer.vocabulary:
+    check_fit(recipe, everything, encoder.config)
+    encoder.activation_checkpointing = recipe.engine.activation_checkpointing
+    if recipe.engine.compile:
+        full = recipe.batch.rows_per_device * max(rows.manifest.row_length for rows in everything)
+        encoder.compile_blocks(fill_to=full if device.type == "cuda" else None)
+    return with_backend(encoder, device), init
+
+
+def random_config(recipe: Recipe, tokenizer: TokenizerInfo) -> ModernBertConfig:
+    """The config of a model that starts from nothing: the recipe's fields, completed from the rows' tokenizer."""
+    fields = dict(recipe.model.config or {})
+    fields.setdefault("vocab_size", tokenizer.vocabulary)
+    roles = tokenizer.roles
+    of_config = {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}
+    for field, role in of_config.items():
+        fields.setdefault(f"{field}_token_id", roles[role])
+    return from_config_fields(fields)
+
+
+def check_fit(recipe: Recipe, everything: list[Rows], config: ModernBertConfig) -> None:
+    """Failure where the rows or the phases do not fit a model of this config."""
+    tokenizer = everything[0].manifest.tokenizer
+    if config.vocab_size < tokenizer.vocabulary:
         raise Failure(
-            f"the rows' vocabulary of {tokenizer.vocabulary} ids does not fit the model's {encoder.config.vocab_size}: "
+            f"the rows' vocabulary of {tokenizer.vocabulary} ids does not fit the model's {config.vocab_size}: "
             "build the rows with the model's own tokenizer"
         )
-    longest = encoder.config.max_position_embeddings
+    longest = config.max_position_embeddings
     for rows in everything:
         length = rows.manifest.row_length
         if length > longest:
             raise Failure(
                 f"{rows.location}: its rows of {length} tokens are longer than the model's max_position_embeddings {longest}"
             )
-    layers = encoder.config.num_hidden_layers
+    layers = config.num_hidden_layers
     for phase in recipe.phases:
         unknown = frozen_groups(phase.frozen_layers) - {"embeddings", *map(str, range(layers))}
         if unknown:
             raise UsageError(
                 f"phase {phase.name}: frozen_layers names layer {min(unknown)}, but the model has 0 to {layers - 1}"
             )
-    encoder.activation_checkpointing = recipe.engine.activation_checkpointing
-    if recipe.engine.compile:
-        full = recipe.batch.rows_per_device * max(rows.manifest.row_length for rows in everything)
-        encoder.compile_blocks(fill_to=full if device.type == "cuda" else None)
-    return with_backend(encoder, device), init
 
 
 def _digest(path: Path) -> str | None:

@@ -42,6 +42,18 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
 Real = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(_number), Field(gt=0, lt=1)]
+
+
+def _bytes(value: Any) -> Any:
+    match = re.fullmatch(r"\s*([\d_.]+)\s*([kmgt]?)i?b\s*", value.lower()) if isinstance(value, str) else None
+    return (
+        _whole(value)
+        if match is None
+        else round(float(match[1].replace("_", "")) * 1000 ** " kmgt".index(match[2] or " "))
+    )
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]  # a number, or such as "200gb"; powers of 1,000
 Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=1 << 63)]
 
 
@@ -108,13 +120,14 @@ class Data(Strict):
     cache: str | None = (
         None  # local cache folder for rows at a URL; null: a folder of the job's own, removed at its end
     )
+    cache_limit: Bytes | None = None  # of a node's cache, such as 200gb; shards not used for longest make room
 
     @model_validator(mode="after")
     def _cache_has_effect(self) -> "Data":
-        if self.cache is not None and not any(
-            is_url(place) for place in (*locations(self.rows), self.validation or "")
-        ):
-            raise ValueError("cache has no effect: the rows are in a local folder; remove it")
+        remote = any(is_url(place) for place in (*locations(self.rows), self.validation or ""))
+        for key in ("cache", "cache_limit"):
+            if getattr(self, key) is not None and not remote:
+                raise ValueError(f"{key} has no effect: the rows are in a local folder; remove it")
         return self
 
 

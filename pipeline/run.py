@@ -78,13 +78,19 @@ class RunFolder:
 
     def accept(self, recipe: Recipe) -> None:
         """Record the recipe at the first start; later refuse one that would change the numbers (UsageError)."""
+        if self.check(recipe) is None:
+            write_aside(self.path / "recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+
+    def check(self, recipe: Recipe) -> Recipe | None:
+        """What `accept` checks, without writing: the recipe at the first start, or None in a new folder."""
         known = self.recipe()
         if known is None:
+            if not self.path.is_dir():
+                return None
             unknown = [p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name not in BEFOREHAND]
             if unknown:
                 raise UsageError(f"{self.path} is not empty and holds no run; choose another --run-dir")
-            write_aside(self.path / "recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
-            return
+            return None
         wanted = numbers(recipe)
         for old, new, phase in zip(known.phases, recipe.phases, wanted["phases"], strict=False):
             longer = new.tokens > old.tokens and new.learning_rate.shape == "constant"
@@ -96,6 +102,7 @@ class RunFolder:
                 f"{self.path} holds a run of another recipe: {key} differs, and it decides the numbers; "
                 "change it back, or choose another --run-dir"
             )
+        return known
 
     def record_start(self, recipe: Recipe, ranks: Ranks, device: torch.device, attention: str, rows: list[str]) -> None:
         """Append this start to environment.json: versions and shape of the machine, no host or user."""
