@@ -78,6 +78,8 @@ class BuildOptions:
             raise UsageError(f"--part {self.part[0]}/{self.part[1]}: parts go from 1/n to n/n")
         if self.reading.fields.group and not self.validation:
             raise UsageError("--group-field says what stays on one side of the split: it needs --validation")
+        if self.out.startswith(("http://", "https://", "hf://")):
+            raise UsageError(f"--out {self.out!r}: rows are written to a folder or to s3://, gs://, oci:// or azure://")
         self.reading.check()
 
     def deciding(self, tokenizer: DocumentTokenizer) -> dict[str, Any]:

@@ -124,6 +124,7 @@ def test_damaged_compression(build: Callable[..., Result], tmp_path: Path) -> No
         ("nonsense", 3, 2),
         ("tokenizer", "no/such/folder", 1),
         ("out", "nothing://bucket/rows", 2),
+        ("out", "https://host/rows", 2),
         ("workers", 0, 2),
         ("part", "3/2", 2),
         ("part", "half", 2),

@@ -1,10 +1,14 @@
 """Every kind of source gives the same documents; slices and units neither lose nor double a record."""
 
 import csv
+import functools
+import importlib.util
 import json
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +255,24 @@ def test_saved_data_sets(tmp_path: Path) -> None:
         find_files([str(tmp_path / "both" / "test")])
 
 
+def test_a_web_server(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}"
+        assert texts_of([f"{place}/a.jsonl", f"{place}/a.jsonl.zst"], Reading(unit_bytes=50)) == [*TEXTS, *TEXTS]
+        with pytest.raises(Failure, match="nothing is at"):
+            find_files([f"{place}/b.jsonl"])
+        server.shutdown()
+
+
 def test_places_that_cannot_be_read_say_so(tmp_path: Path) -> None:
+    for scheme, library in (("gs", "gcsfs"), ("oci", "ocifs"), ("azure", "adlfs")):
+        if importlib.util.find_spec(library) is None:
+            with pytest.raises(UsageError, match=f"pip install {library}"):
+                find_files([f"{scheme}://bucket/a.jsonl"])
     with pytest.raises(UsageError, match="cannot be used here"):
         find_files(["nowhere://bucket/a.jsonl"])
     with pytest.raises(Failure, match="cannot be loaded from the Hugging Face hub"):
