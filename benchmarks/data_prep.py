@@ -1,6 +1,6 @@
 """How fast `data_prep build` is and how much memory it takes.
 
-    python -m benchmarks.data_prep                      all of pmc_ei_open, about 5 minutes on 2 cores
+    python -m benchmarks.data_prep                      all of pmc_ei_open, about 4 minutes on 2 idle cores
     python -m benchmarks.data_prep --documents 500      less of it
     python -m benchmarks.data_prep --text FILE --tokenizer FOLDER
 
@@ -10,6 +10,7 @@ Three ways over the same documents with the same tokenizer, each a process tree 
     build           `python -m data_prep build --workers 2`, from start to exit: read, tokenise, pack, write, hash
     datasets        load, map(tokenise, num_proc=2), map(concatenate and chunk, num_proc=2), save_to_disk
 
+On a machine with other work the CPU seconds tell more than the ratio of speeds: whoever has more processes gets more of it.
 Memory is the peak of the sum over the tree of the proportional set size (shared pages counted once), sampled every 50 ms.
 The same build is done with a tenth of the documents, to see that memory does not grow with the corpus.
 """
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -37,7 +39,8 @@ CORES = 2
 class Measured:
     seconds: float
     tokens: int
-    peak: int  # bytes, 0: not measured
+    peak: int  # bytes
+    cpu: float  # seconds of all cores together
 
     @property
     def speed(self) -> float:
@@ -51,7 +54,7 @@ def main() -> None:
         "--tokenizer", type=Path, help="folder with tokenizer.json (default: OLMo's with four tokens added)"
     )
     parser.add_argument("--documents", type=int, help="only the first N")
-    parser.add_argument("--repeats", type=int, default=2, help="of encode_batch and build, the best counts (default 2)")
+    parser.add_argument("--repeats", type=int, default=2, help="of each way, the best counts (default 2)")
     parser.add_argument("--step", choices=("encode_batch", "datasets"), help=argparse.SUPPRESS)
     parser.add_argument("--corpus", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -68,20 +71,23 @@ def main() -> None:
         for path, share in ((whole, texts), (tenth, texts[::10])):
             path.write_text("".join(json.dumps({"text": text}) + "\n" for text in share), "utf-8")
         print(f"{len(texts):,} documents, {whole.stat().st_size / 1e6:.0f} MB, rows of {ROW_LENGTH:,}, {CORES} workers")
-        alone, built = [], []
+        alone, built, chunked = [], [], []
         for number in range(arguments.repeats):
             alone.append(step("encode_batch", whole, tokenizer))
             built.append(build(whole, tokenizer, folder / f"rows{number}"))
+            chunked.append(step("datasets", whole, tokenizer))
         small = build(tenth, tokenizer, folder / "small")
-        chunked = step("datasets", whole, tokenizer)
-    show(max(alone, key=lambda m: m.speed), max(built, key=lambda m: m.speed), small, chunked)
+    best = [max(several, key=lambda m: m.speed) for several in (alone, built, chunked)]
+    show(best[0], best[1], small, best[2])
 
 
 def show(alone: Measured, built: Measured, small: Measured, chunked: Measured) -> None:
-    print(f"\n{'':24}{'seconds':>9}{'tokens/s':>12}{'of encode_batch':>17}{'peak memory':>14}")
+    print(f"\n{'':24}{'seconds':>9}{'tokens/s':>12}{'of encode_batch':>17}{'CPU seconds':>13}{'peak memory':>14}")
     named = {"encode_batch alone": alone, "build": built, "build of a tenth": small, "datasets, map and chunk": chunked}
     for name, m in named.items():
-        print(f"{name:24}{m.seconds:9.1f}{m.speed:12,.0f}{m.speed / alone.speed:17.2f}{m.peak / 2**20:11,.0f} MB")
+        print(
+            f"{name:24}{m.seconds:9.1f}{m.speed:12,.0f}{m.speed / alone.speed:17.2f}{m.cpu:13.1f}{m.peak / 2**20:11,.0f} MB"
+        )
     print(f"\nbuild is {chunked.seconds / built.seconds:.2f} times as fast as datasets")
     print(f"ten times the corpus takes {built.peak / small.peak - 1:+.1%} memory")
 
@@ -117,20 +123,22 @@ def olmo(folder: Path) -> Path:
 
 def build(corpus: Path, tokenizer: Path, out: Path) -> Measured:
     command = ["-m", "data_prep", "build", str(corpus), "--tokenizer", str(tokenizer), "--out", str(out)]
-    seconds, peak, _ = timed([*command, "--row-length", str(ROW_LENGTH), "--workers", str(CORES)])
+    seconds, peak, cpu, _ = timed([*command, "--row-length", str(ROW_LENGTH), "--workers", str(CORES)])
     counts = json.loads((out / "manifest.json").read_text())["counts"]
-    return Measured(seconds, counts["tokens"], peak)
+    return Measured(seconds, counts["tokens"], peak, cpu)
 
 
 def step(name: str, corpus: Path, tokenizer: Path) -> Measured:
     command = ["-m", "benchmarks.data_prep", "--step", name, "--corpus", str(corpus), "--tokenizer", str(tokenizer)]
-    seconds, peak, said = timed(command)
-    own_seconds, tokens = said.split()[-2:]
-    return Measured(float(own_seconds) if name == "encode_batch" else seconds, int(tokens), peak)
+    seconds, peak, cpu, said = timed(command)
+    if name == "encode_batch":
+        seconds, cpu = (float(part) for part in said.split()[-3:-1])
+    return Measured(seconds, int(said.split()[-1]), peak, cpu)
 
 
-def timed(command: list[str]) -> tuple[float, int, str]:
-    """Seconds, peak memory of the tree in bytes, and what the command printed."""
+def timed(command: list[str]) -> tuple[float, int, float, str]:
+    """Seconds, peak memory of the tree in bytes, seconds of CPU of the tree, and what the command printed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     peak, ended = 0, threading.Event()
@@ -148,7 +156,9 @@ def timed(command: list[str]) -> tuple[float, int, str]:
     watcher.join()
     if process.returncode:
         raise SystemExit(f"failed: {' '.join(command)}")
-    return seconds, peak, said
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, peak, cpu, said
 
 
 def tree_memory(pid: int) -> int:
@@ -170,10 +180,10 @@ def encode_batch(corpus: Path, tokenizer: Path) -> None:
     loaded = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     texts = [json.loads(line)["text"] for line in corpus.read_text("utf-8").splitlines()]
     loaded.encode_batch(texts[:20])
-    start, tokens = time.perf_counter(), 0
+    start, cpu, tokens = time.perf_counter(), time.process_time(), 0
     for first in range(0, len(texts), 200):
         tokens += sum(map(len, loaded.encode_batch(texts[first : first + 200])))
-    print(time.perf_counter() - start, tokens)
+    print(time.perf_counter() - start, time.process_time() - cpu, tokens)
 
 
 def with_datasets(corpus: Path, tokenizer: Path) -> None:
