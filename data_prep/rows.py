@@ -17,8 +17,11 @@ A row holds whole documents or pieces of documents, one after the other, never p
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +29,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from data_prep.cache import VERIFY, Ahead, Remote, Shard, ShardFiles
 from data_prep.errors import Failure
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 HASH = "xxh64"  # of every shard, in index.json; streaming checks it on download, `verify` always
+
+
+AHEAD_THREADS = 4  # downloads in the background, of each process
+TOUCH_EVERY = 5.0  # seconds: how finely "least recently used" is told
+EVICTIONS = 10  # of a shard between its download and its reading, before the cache counts as too small
 
 
 class _Strict(BaseModel):
@@ -154,56 +163,70 @@ def is_url(location: str | Path) -> bool:
 
 
 class Rows:
-    """Rows of one folder or URL, read by index.
+    """Rows of one folder or URL, read by index. Any number of threads and processes may share a cache.
 
-    mosaicml-streaming's `Stream` downloads, checks and decompresses shards into `cache`; its `StreamingDataset`, with its
-    shared memory, its iteration and its resumable state, is not used. Reading has no state but the files in the cache.
+    mosaicml-streaming's downloaders and its shard reader are used; its `StreamingDataset`, with its shared memory, its
+    iteration and its resumable state, is not. Reading has no state but the files in the cache.
     """
 
-    def __init__(self, location: str | Path, cache: str | Path | None = None) -> None:
-        from streaming.base.stream import Stream  # costs seconds to import; commands that only print must not pay it
-        from streaming.base.world import World
+    def __init__(self, location: str | Path, cache: str | Path | None = None, cache_limit: int | None = None) -> None:
+        """`cache`: where shards of a URL are kept, at most `cache_limit` bytes of them for all sources of a node."""
+        from streaming.base.format import reader_from_json  # costs seconds; commands that only print must not pay it
 
         self.location = str(location)
         if is_url(location):
             if cache is None:
                 raise Failure(f"{location} is a URL: it needs a local cache folder")
-            self.folder = Path(cache) / hashlib.sha256(self.location.encode()).hexdigest()[:16]
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._files = self._remote_files(Path(cache), cache_limit)
         else:
-            self.folder = Path(location)
-            if not (self.folder / "index.json").is_file():
-                reason = "there is no such folder" if not self.folder.is_dir() else "it has no index.json"
+            folder = Path(location)
+            if not (folder / "index.json").is_file():
+                reason = "there is no such folder" if not folder.is_dir() else "it has no index.json"
                 raise Failure(f"no rows at {location}: {reason}; `python -m data_prep build` makes them")
-        self._stream = Stream(remote=self.location if is_url(location) else None, local=str(self.folder))
-        self._stream.apply_default(
-            {"split": "", "download_retry": 3, "download_timeout": 60, "validate_hash": HASH, "keep_zip": False}
-        )
+            self._files = ShardFiles(None, folder)
+        self.folder = self._files.folder
         self.manifest = self._read_manifest()
         index = self._read_index()
-        self._shards = self._stream.get_shards(World.detect(), allow_unsafe_types=False)
-        self.shard_rows = np.array([shard.samples for shard in self._shards], np.int64)
+        self._shards = [Shard.from_index(entry) for entry in index["shards"]]
+        self._readers = [reader_from_json(str(self.folder), "", entry) for entry in index["shards"]]
+        self.shard_rows = np.array([entry["samples"] for entry in index["shards"]], np.int64)
         self._ends = np.cumsum(self.shard_rows)
         self._ready = [False] * len(self._shards)
+        self._touched = [0.0] * len(self._shards)
+        self._ahead = Ahead(AHEAD_THREADS)
         if rows_digest(index) != self.manifest.rows_digest or len(self) != self.manifest.counts.rows:
             raise Failure(
                 f"{location}: index.json is not the one its manifest describes; `python -m data_prep verify` tells more"
             )
+        if self._files.remote is not None:
+            self._files.remote.opened = True
+
+    def _remote_files(self, cache: Path, limit: int | None) -> ShardFiles:
+        """The manifest is read anew each time: rows that were built again are other rows, in another folder."""
+        remote = Remote(self.location)
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place = hashlib.sha256(self.location.encode()).hexdigest()[:16]
+        aside = cache / f".{place}.{os.getpid()}.{threading.get_ident()}.tmp"
+        try:
+            remote.download(MANIFEST, aside)
+            content = aside.read_bytes()
+        except FileNotFoundError:
+            raise Failure(f"{self.location} has no {MANIFEST}: it is not a finished build") from None
+        finally:
+            aside.unlink(missing_ok=True)
+        folder = cache / f"{place}-{hashlib.sha256(content).hexdigest()[:8]}"
+        folder.mkdir(exist_ok=True, mode=0o700)
+        if not (folder / MANIFEST).exists():
+            own = folder / f".{MANIFEST}.{os.getpid()}.{threading.get_ident()}.tmp"
+            own.write_bytes(content)
+            os.replace(own, folder / MANIFEST)
+        return ShardFiles(remote, folder, limit)
 
     def _fetch(self, name: str) -> Path:
-        path = self.folder / name
-        if is_url(self.location) and not path.exists():
-            aside = f"{name}.{os.getpid()}.tmp"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.replace(self._stream._download_file(name, aside), path)
-            except Exception as error:  # each cloud's library has its own, and they quote addresses
-                answer = getattr(error, "response", None)
-                code = str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
-                if isinstance(error, FileNotFoundError) or code in ("404", "NoSuchKey"):
-                    raise Failure(f"{self.location} has no {name}: it is not a finished build") from None
-                raise Failure(f"{self.location}/{name} cannot be downloaded ({code or type(error).__name__})") from None
-        return path
+        try:
+            return self._files.file(name)
+        except FileNotFoundError:
+            raise Failure(f"{self.location} has no {name}: it is not a finished build") from None
 
     def _read_manifest(self) -> Manifest:
         path = self._fetch(MANIFEST)
@@ -238,26 +261,48 @@ class Rows:
         if not 0 <= index < len(self):
             raise IndexError(index)
         shard = int(np.searchsorted(self._ends, index, side="right"))
-        reader = self._shards[shard]
         within = index - int(self._ends[shard] - self.shard_rows[shard])
         try:
-            if not self._ready[shard]:
-                self._stream.prepare_shard(reader)
-                self._ready[shard] = True
-            sample = reader[within]
+            sample = self._read(shard, within)
             row = Row(sample["tokens"], sample["lengths"])
-        except Failure:
-            raise
         except Exception as error:
-            # Whatever streaming or numpy says of a damaged shard may quote it.
-            kind = type(error).__name__
-            raise Failure(
-                f"{self.location}: row {index} of shard {shard} cannot be read ({kind}); `python -m data_prep verify` tells more"
-            ) from None
+            # Whatever streaming or numpy says of a damaged shard may quote it; our own lines name the shard.
+            why = f"({type(error).__name__}); {VERIFY}" if not isinstance(error, Failure) else f": {error}"
+            raise Failure(f"{self.location}: row {index} of shard {shard} cannot be read {why}") from None
         problem = row.check(self.manifest.row_length, self.manifest.tokenizer.vocabulary)
         if problem:
             raise Failure(f"{self.location}: row {index} of shard {shard} is damaged: {problem}")
         return row
+
+    def _read(self, shard: int, within: int) -> Any:
+        for attempt in range(EVICTIONS):
+            if not self._ready[shard]:
+                self._files.ensure(self._shards[shard])
+                self._ready[shard] = True
+            if time.monotonic() - self._touched[shard] > TOUCH_EVERY:
+                self._files.touch(self._shards[shard])
+                self._touched[shard] = time.monotonic()
+            try:
+                return self._readers[shard][within]
+            except FileNotFoundError:  # it made room for another one, of this process or another
+                self._ready[shard] = False
+                self._ahead.forget(shard)
+                if attempt == EVICTIONS - 1 or self._files.limit is None:
+                    raise
+        raise AssertionError
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        """Rows that will be read soon: their shards are fetched in the background. Nothing to do in a local folder."""
+        if not is_url(self.location):
+            return
+        for shard in dict.fromkeys(np.searchsorted(self._ends, list(indices), side="right").tolist()):
+            if not self._ready[shard]:
+                self._ahead(shard, partial(self._files.ensure, self._shards[shard]))
+
+    @property
+    def shard_bytes(self) -> NDArray[np.int64]:
+        """Of each shard, as it lies in the cache."""
+        return np.array([shard.bytes for shard in self._shards], np.int64)
 
     def __iter__(self) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))

@@ -22,7 +22,8 @@ end_of_time() { # of this job, in seconds since 1970; SLURM before 23.02 does no
 }
 
 on_every_node() { # COMMAND...
-    srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 "$@"
+    # TMPDIR is what it makes or removes.
+    TMPDIR=/tmp srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 "$@"
 }
 
 clean() { on_every_node bash "$CLM_DETOUR/launch/scratch.sh" remove || true; }
@@ -77,14 +78,16 @@ if [ -z "${CLM_DETOUR_END_TIME:-}" ]; then
     export CLM_DETOUR_END_TIME
 fi
 live="$(squeue -h -u "$(id -u)" -o %A 2>/dev/null || true)"
+code=0
 # shellcheck disable=SC2086 # one word an id
-on_every_node bash "$CLM_DETOUR/launch/scratch.sh" make $live
+on_every_node bash "$CLM_DETOUR/launch/scratch.sh" make $live || code=$?
 
 overrides=()
 if [ -n "${OVERRIDES:-}" ]; then mapfile -t overrides <<<"$OVERRIDES"; fi # key=value, one a line
-code=0
-in_env srun --kill-on-bad-exit=1 -- "$PYTHON" "$CLM_DETOUR/pipeline/train.py" "$RECIPE" \
-    --phase "$PHASE" --run-dir "$RUN_DIR" "${overrides[@]}" || code=$?
+if [ "$code" -eq 0 ]; then
+    in_env srun --kill-on-bad-exit=1 -- "$PYTHON" "$CLM_DETOUR/pipeline/train.py" "$RECIPE" \
+        --phase "$PHASE" --run-dir "$RUN_DIR" "${overrides[@]}" || code=$?
+fi
 
 clean
 verdict="$(attempts end "$RUN_DIR" "$PHASE" "$code")"

@@ -1,9 +1,6 @@
 """The parts of a run, opened, checked against each other and put together; all that can fail before the first step."""
 
 import hashlib
-import os
-import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,12 @@ import torch
 from transformers import ModernBertConfig
 
 from data_prep.errors import Failure, UsageError
-from data_prep.rows import TOKENIZER, Rows, TokenizerInfo, is_url, tokenizer_digest
+from data_prep.rows import TOKENIZER, Rows, TokenizerInfo, tokenizer_digest
 from pipeline.attention import describe
+from pipeline.caches import JobCache, look_ahead
 from pipeline.checkpoint import Checkpoint, State
 from pipeline.data import Loader, MixedRows
-from pipeline.distributed import Agreement, Ranks
+from pipeline.distributed import Agreement
 from pipeline.encoder import Encoder, with_backend
 from pipeline.engine import Engine
 from pipeline.huggingface import WEIGHTS, from_config_fields
@@ -37,7 +35,9 @@ class Parts:
     facts: dict[str, Any]  # for the lineage
 
 
-def assemble(recipe: Recipe, folder: RunFolder, agreement: Agreement, device: torch.device) -> Parts:
+def assemble(
+    recipe: Recipe, folder: RunFolder, agreement: Agreement, device: torch.device, job_cache: JobCache
+) -> Parts:
     """Everything that training needs, or a Failure on all ranks; a collective call."""
     leads = agreement.ranks.leads
 
@@ -47,13 +47,15 @@ def assemble(recipe: Recipe, folder: RunFolder, agreement: Agreement, device: to
             folder.accept(recipe)
 
     agreement.together(claim)
-    cache = _cache(recipe)
+    cache = agreement.together(job_cache.open)
+    limit = recipe.data.cache_limit
     start = agreement.together(lambda: last_checkpoint(Path(recipe.start.checkpoint)) if recipe.start else None)
     streams = agreement.together(lambda: open_streams(recipe, cache))
     validation = recipe.data.validation
-    held_out = agreement.together(lambda: Rows(validation, cache)) if validation else None
+    held_out = agreement.together(lambda: Rows(validation, cache, limit)) if validation else None
     everything = [*(rows for stream in streams for rows in stream.sources), *([held_out] if held_out else [])]
     vocabulary = agreement.together(lambda: compatible(everything))
+    ahead = agreement.together(lambda: look_ahead(recipe, streams, held_out, agreement.ranks.world_size))
     first = streams[0].sources[0]
     encoder, init = agreement.together(lambda: _encoder(recipe, everything, start, device))
     facts = _facts(recipe, streams, init)
@@ -72,7 +74,9 @@ def assemble(recipe: Recipe, folder: RunFolder, agreement: Agreement, device: to
     return Parts(
         folder=folder,
         engine=Engine(encoder, recipe, agreement.ranks, device),
-        loaders=[Loader(s, vocabulary, agreement.ranks, batch.rows, batch.rows_per_device, skip) for s in streams],
+        loaders=[
+            Loader(s, vocabulary, agreement.ranks, batch.rows, batch.rows_per_device, skip, ahead) for s in streams
+        ],
         validation=Validation(held_out, vocabulary, recipe, agreement) if held_out is not None else None,
         start=start,
         tokenizer=agreement.together(first.tokenizer_folder),
@@ -88,34 +92,18 @@ def open_streams(recipe: Recipe, cache: Path | None) -> list[MixedRows]:
         key = str(given)
         if key not in opened:
             proportions = [1.0] if isinstance(given, str) else [source.proportion for source in given]
-            opened[key] = MixedRows([Rows(place, cache) for place in locations(given)], proportions, recipe.data_seed)
+            opened[key] = MixedRows(
+                [Rows(place, cache, limit) for place in locations(given)], proportions, recipe.data_seed
+            )
         return opened[key]
 
+    limit = recipe.data.cache_limit
     main = stream(recipe.data.rows)
     streams = [stream(phase.data.rows) if isinstance(phase.data, OwnData) else main for phase in recipe.phases]
     for row in recipe.faults.skip_rows:
         if row >= max(len(s) for s in streams):
             raise UsageError(f"faults.skip_rows: there is no row {row}")
     return streams
-
-
-def _cache(recipe: Recipe) -> Path | None:
-    """Where rows of a URL are kept: the recipe's folder, or one of this job's own."""
-    if recipe.data.cache is not None:
-        return Path(recipe.data.cache)
-    own = [phase.data.rows for phase in recipe.phases if isinstance(phase.data, OwnData)]
-    places = [place for given in (recipe.data.rows, *own) for place in locations(given)]
-    if not any(is_url(place) for place in (*places, recipe.data.validation or "")):
-        return None
-    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("MASTER_PORT", "")
-    return Path(tempfile.gettempdir()) / f"clm-detour-{os.getuid()}-{job}"
-
-
-def remove_cache(recipe: Recipe, ranks: Ranks) -> None:
-    """At the job's end: a cache of the job's own holds text that may not stay."""
-    cache = _cache(recipe)
-    if cache is not None and recipe.data.cache is None and ranks.local_rank == 0:
-        shutil.rmtree(cache, ignore_errors=True)
 
 
 def compatible(everything: list[Rows]) -> Vocabulary:

@@ -7,7 +7,7 @@ the step. The loader's whole state is one integer, the position. Resume, twins, 
 
 import hashlib
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,12 +15,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.rows import Row, Rows
+from data_prep.rows import Row, Rows, is_url
 from pipeline.batch import PackedBatch
 from pipeline.distributed import Ranks
 from pipeline.objectives import LabelledRow, Objective, Vocabulary, label, pack
 
 SHUFFLE_BLOCK = 1 << 16  # rows: shuffled across that many neighbours, so that look-ahead touches few shards
+AHEAD_ROWS = 4096  # of a rank whose shards are fetched before their turn, where the rows are at a URL
 CYCLE = 1000  # positions of a mix in which each source has exactly its share, rounded to a thousandth
 
 
@@ -97,6 +98,13 @@ class MixedRows:
         source, place = (0, position) if self._mix is None else self._mix[position]
         return int(self._starts[source]) + self._streams[source][place]
 
+    def prefetch(self, row_ids: Iterable[int]) -> None:
+        """Rows that will be read soon."""
+        ids = np.fromiter(row_ids, np.int64)
+        for source, rows in enumerate(self.sources):
+            start, end = self._starts[source : source + 2]
+            rows.prefetch(ids[(ids >= start) & (ids < end)] - start)
+
     def __getitem__(self, row_id: int) -> Row:
         source = int(np.searchsorted(self._starts, row_id, side="right")) - 1
         return self.sources[source][row_id - int(self._starts[source])]
@@ -124,10 +132,13 @@ class Loader:
         rows_per_step: int,
         rows_per_device: int,
         skip_rows: Sequence[int] = (),
+        ahead_rows: int = AHEAD_ROWS,
     ) -> None:
         self.rows, self.vocabulary, self.ranks = rows, vocabulary, ranks
         self.rows_per_step, self.rows_per_device = rows_per_step, rows_per_device
         self.skip = frozenset(skip_rows)
+        self.ahead_rows = ahead_rows
+        self._remote = any(is_url(source.location) for source in rows.sources)
 
     def step(self, position: int, objective: Objective) -> Step:
         """The step that begins at `position`: a pure function. A skipped row leaves a hole and shifts nothing."""
@@ -152,8 +163,21 @@ class Loader:
         """Steps without end, from `position` on."""
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
             coming = pool.submit(self.step, position, objective)
+            steps_ahead = max(1, self.ahead_rows * self.ranks.world_size // self.rows_per_step)
+            asked = position + self.rows_per_step  # up to here the shards are asked for
             while True:
                 step = coming.result()
                 position += self.rows_per_step
                 coming = pool.submit(self.step, position, objective)
+                for _ in range(2):  # gaining one step at each step, until it is far enough ahead
+                    if asked < position + steps_ahead * self.rows_per_step:
+                        self._prefetch(asked)
+                        asked += self.rows_per_step
                 yield step
+
+    def _prefetch(self, position: int) -> None:
+        """The shards of this rank's rows of the step at `position`."""
+        if self._remote:
+            share = self.rows_per_step // self.ranks.world_size
+            begin = position + self.ranks.rank * share
+            self.rows.prefetch(self.rows.row_id(g) for g in range(begin, begin + share))

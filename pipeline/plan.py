@@ -23,6 +23,7 @@ from transformers import ModernBertConfig
 from data_prep.errors import Failure, Parser, UsageError, run
 from data_prep.rows import TOKENIZER, Rows, tokenizer_digest
 from pipeline.assembly import check_fit, compatible, open_streams, random_config
+from pipeline.caches import look_ahead
 from pipeline.distributed import Ranks
 from pipeline.encoder import Encoder
 from pipeline.engine import accumulation, read_deepspeed_file
@@ -111,6 +112,7 @@ def make_plan(recipe: Recipe, ranks: int, gpu: bool, cache: Path) -> tuple[Plan,
     if validation:
         everything.append(Rows(validation, cache))
     compatible(everything)
+    look_ahead(recipe, streams, everything[-1] if validation else None, ranks)
     config, commit = _model(recipe, everything)
     check_fit(recipe, everything, config)
     parameters = parameters_of(config, recipe.model.vocab_multiple)
@@ -188,7 +190,8 @@ def check_folder(folder: Path, recipe: Recipe, disk: int) -> None:
 
 
 def report(recipe: Recipe, plan: Plan, everything: list[Rows], gpu: str | None) -> list[str]:
-    rows = sum(len(r) for r in everything[: -1 if recipe.data.validation else None])
+    trained = {r.manifest.rows_digest: len(r) for r in everything[: -1 if recipe.data.validation else None]}
+    rows = sum(trained.values())
     lines = [
         f"recipe {recipe.name}: {plan.parameters:,} parameters",
         f"rows: {rows:,} of up to {max(r.manifest.row_length for r in everything):,} tokens, reached and fitting",
@@ -212,9 +215,10 @@ def report(recipe: Recipe, plan: Plan, everything: list[Rows], gpu: str | None) 
     needed = sum(plan.memory.values()) + (OVERHEAD if gpu else 0)
     detail = ", ".join(f"{what} {_size(n)}" for what, n in plan.memory.items())
     lines.append(f"memory of a rank: about {_size(needed)} ({detail})")
-    if gpu and needed > 0.95 * GPU_MEMORY[gpu]:
+    capacity = next((size for known, size in GPU_MEMORY.items() if gpu and known in gpu), None)
+    if capacity and needed > 0.95 * capacity:
         lines.append(
-            f"warning: that may not fit a {gpu} of {_size(GPU_MEMORY[gpu])}: lower batch.rows_per_device, which changes no number, "
+            f"warning: that may not fit a {gpu} of {_size(capacity)}: lower batch.rows_per_device, which changes no number, "
             "or set engine.activation_checkpointing: true"
         )
     lines.append(f"disk: a checkpoint {_size(plan.checkpoint)}, the run folder up to {_size(plan.disk)}")
@@ -267,7 +271,7 @@ def _gpu(name: str | None) -> str | None:
     wanted = name.replace("-", " ").lower()
     for known in GPU_PEAK:
         if known.lower() in wanted or wanted in known.lower():
-            return known if known in GPU_MEMORY else known.split()[0]
+            return known
     raise UsageError(f"--gpu {name}: known are {', '.join(GPU_PEAK)}")
 
 

@@ -27,7 +27,8 @@ from pathlib import Path
 
 from data_prep.errors import STOPPED_EARLY, Failure, Parser, UsageError, describe, run
 from pipeline import preemption
-from pipeline.assembly import Parts, assemble, described, enter_phase, remove_cache
+from pipeline.assembly import Parts, assemble, described, enter_phase
+from pipeline.caches import JobCache
 from pipeline.checkpoint import State, retain, save
 from pipeline.data import Step
 from pipeline.distributed import Agreement, device_of, from_environment
@@ -51,9 +52,9 @@ def main(argv: list[str]) -> int:
     start_processes(ranks, device)
     agreement = Agreement(ranks)
     folder = RunFolder(arguments.run_dir or Path("runs") / recipe.name)
-    stops = preemption.StopRequests(os.environ)
+    stops, cache = preemption.StopRequests(os.environ), JobCache(recipe, os.environ)
     try:
-        parts = assemble(recipe, folder, agreement, device)
+        parts = assemble(recipe, folder, agreement, device, cache)
         for index, phase in enumerate(recipe.phases):
             if arguments.phase not in (None, phase.name):
                 continue
@@ -77,7 +78,7 @@ def main(argv: list[str]) -> int:
             raise
         raise explained from error
     finally:
-        remove_cache(recipe, ranks)
+        cache.release()
         folder.release()
 
 

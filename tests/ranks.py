@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Ranks:
         folder.mkdir(parents=True, exist_ok=True)
         self.processes = []
         for rank in range(world):
-            place = (rank, world, port, str(folder), os.getcwd())
+            place = (rank, world, port, str(folder), os.getcwd(), dict(os.environ))
             process = _context.Process(target=_rank, args=(place, work, arguments), daemon=True)
             process.start()
             self.processes.append(process)
@@ -63,8 +64,12 @@ class Ranks:
         return results
 
 
-def _rank(place: tuple[int, int, int, str, str], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    rank, world, port, folder, cwd = place
+def _rank(
+    place: tuple[int, int, int, str, str, dict[str, str]], work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    rank, world, port, folder, cwd, environment = place
+    os.environ.update(environment)  # the server has kept what it was started with
+    tempfile.tempdir = None
     for number, kind in ((1, "out"), (2, "err")):
         handle = os.open(f"{folder}/{rank}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(handle, number)

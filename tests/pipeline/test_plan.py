@@ -45,7 +45,7 @@ def test_what_it_says_is_what_training_does(recipe: Write, tmp_path: Path, capsy
     [
         ({}, ["--gpus", "3"], "batch: rows 8 cannot be divided over 3 ranks"),
         ({}, ["--gpus", "0"], "--gpus must be 1 or more"),
-        ({}, ["--gpu", "RTX"], "--gpu RTX: known are"),
+        ({}, ["--gpu", "Voodoo"], "--gpu Voodoo: known are"),
         ({"phases__0__frozen_layers": [7]}, [], "frozen_layers names layer 7"),
         ({"model__config__vocab_size": 100}, [], "the rows' vocabulary of 600 ids does not fit the model's 100"),
         ({"model__config__max_position_embeddings": 64}, [], "longer than the model's max_position_embeddings 64"),

@@ -1,0 +1,322 @@
+"""Rows at a URL, on a real S3 server: caches shared and limited, outages waited out, refusals said."""
+
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from data_prep import cache as shard_cache
+from data_prep.errors import Failure, UsageError
+from data_prep.rows import Rows
+from pipeline.caches import JobCache
+from pipeline.recipe_file import load
+from tests.conftest import lines, metrics
+from tests.ranks import start, train
+from tests.services import ObjectStore, object_store
+
+Write = Callable[..., Path]
+BUCKET = "private-bucket"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with object_store(tmp_path_factory.mktemp("store")) as server:
+        server.client().create_bucket(Bucket=BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def small_shards(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train/ in some 45 compressed shards and validation/."""
+    from data_prep.__main__ import main
+
+    out = tmp_path_factory.mktemp("small") / "rows"
+    options = ["--tokenizer", str(tokenizer), "--out", str(out), "--row-length", "128", "--validation", "0.05"]
+    assert main(["build", str(corpus), *options, "--shard-size", "16kb", "--compression", "zstd"]) == 0
+    return out
+
+
+def upload(store: ObjectStore, folder: Path, prefix: str) -> str:
+    client = store.client()
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            client.upload_file(str(file), BUCKET, f"{prefix}/{file.relative_to(folder)}")
+    return f"s3://{BUCKET}/{prefix}"
+
+
+@pytest.fixture(scope="module")
+def remote(store: ObjectStore, small_shards: Path) -> str:
+    return upload(store, small_shards, "rows")
+
+
+@pytest.fixture(autouse=True)
+def credentials(store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+@pytest.fixture
+def streamed(recipe: Write, remote: str) -> Write:
+    def write(**changes: object) -> Path:
+        return recipe(**{"data__rows": f"{remote}/train", "data__validation": f"{remote}/validation", **changes})
+
+    return write
+
+
+def everything(rows: Rows) -> list[list[int]]:
+    return [row.tokens.tolist() for row in rows]
+
+
+def _read(location: str, cache: str, limit: int | None, counted: str, expected: list[list[int]]) -> None:
+    """In a process of its own: read all rows from both ends and count the downloads."""
+    original = shard_cache.Remote.download
+
+    def counting(self: shard_cache.Remote, name: str, to: Path) -> None:
+        with open(counted, "a") as file:
+            file.write(name + "\n")
+        original(self, name, to)
+
+    shard_cache.Remote.download = counting  # type: ignore[method-assign]
+    rows = Rows(location, cache, limit)
+    threads = [threading.Thread(target=lambda: rows[0].tokens) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    rows.prefetch(range(len(rows)))
+    order = range(len(rows)) if os.getpid() % 2 else range(len(rows) - 1, -1, -1)
+    assert all(rows[n].tokens.tolist() == expected[n] for n in order)
+
+
+def in_processes(count: int, *arguments: object) -> None:
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=_read, args=arguments) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def test_processes_share_one_download_of_each_shard(remote: str, small_shards: Path, tmp_path: Path) -> None:
+    expected = everything(Rows(small_shards / "train"))
+    cache, counted = tmp_path / "cache", tmp_path / "counted"
+    in_processes(4, f"{remote}/train", str(cache), None, str(counted), expected)
+    names = counted.read_text().split()
+    shards = [name for name in names if ".mds" in name]
+    assert len(shards) == len(set(shards)) == len(Rows(small_shards / "train").shard_rows) > 20
+    assert names.count("index.json") == 1
+    modes = {path.stat().st_mode & 0o777 for path in (cache, *cache.iterdir()) if path.is_dir()}
+    assert modes == {0o700}
+    assert not [path for path in cache.rglob("*") if path.name.endswith((".tmp", ".room", ".zstd"))]
+
+
+def test_a_limit_holds_while_processes_read(remote: str, small_shards: Path, tmp_path: Path) -> None:
+    expected = everything(Rows(small_shards / "train"))
+    limit = 10 * int(Rows(small_shards / "train").shard_bytes.max())
+    cache, largest, done = tmp_path / "cache", 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not done.wait(0.005):
+            sizes = []
+            for path in cache.glob("*/*.mds"):
+                try:
+                    sizes.append(path.stat().st_size)
+                except OSError:
+                    continue
+            largest = max(largest, sum(sizes))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        in_processes(3, f"{remote}/train", str(cache), limit, str(tmp_path / "counted"), expected)
+    finally:
+        done.set()
+        watcher.join()
+    assert 0 < largest <= limit
+    assert len(list(cache.glob("*/*.mds"))) < len(Rows(small_shards / "train").shard_rows)
+
+
+def test_the_least_recently_used_shard_goes_first(remote: str, small_shards: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("data_prep.rows.TOUCH_EVERY", 0.0)
+    sizes = Rows(small_shards / "train").shard_bytes
+    rows = Rows(f"{remote}/train", tmp_path / "cache", int(sizes[:3].sum() + 2 * sizes.max()))
+    first = [int(n) for n in (0, *rows.shard_rows.cumsum())]  # row of each shard
+    for shard in (0, 1, 2, 0, 3, 0, 4, 0, 5):
+        rows[first[shard]]
+        time.sleep(0.02)
+    held = {path.name for path in rows.folder.glob("*.mds")}
+    assert "shard.00000.mds" in held
+    assert "shard.00005.mds" in held
+    assert "shard.00001.mds" not in held
+
+
+def test_training_from_a_bucket_is_training_from_a_folder(
+    streamed: Write, recipe: Write, small_shards: Path, tmp_path: Path
+) -> None:
+    here = {"data__rows": str(small_shards / "train"), "data__validation": str(small_shards / "validation")}
+    train(2, tmp_path / "log", recipe("local.yaml", **here), "--run-dir", tmp_path / "local")
+    train(2, tmp_path / "log", streamed(), "--run-dir", tmp_path / "remote")
+    for phase in ("clm", "mlm_decay"):
+        assert metrics(tmp_path / "local", phase) == metrics(tmp_path / "remote", phase)
+        assert lines(tmp_path / "local" / phase / "rows.jsonl") == lines(tmp_path / "remote" / phase / "rows.jsonl")
+    roots = list((tmp_path / "tmp").glob("clm-detour-rows-*"))
+    assert len(roots) == 1
+    assert roots[0].stat().st_mode & 0o777 == 0o700
+    assert not list(roots[0].iterdir())  # the job's own cache is gone
+
+
+def test_an_outage_is_waited_out(streamed: Write, store: ObjectStore, tmp_path: Path) -> None:
+    """The server is gone for 20 s in the middle of a phase, before most shards have been fetched."""
+    limit = "300kb"  # of 0.7 MB, so that shards are fetched all the time
+    path = streamed(data__cache_limit=limit, phases__0__tokens=30_000, batch={"rows": 4, "rows_per_device": 2})
+    train(2, tmp_path / "log", path, "--run-dir", tmp_path / "calm")
+    running = start(2, tmp_path / "log", path, "--run-dir", tmp_path / "rough")
+    log = tmp_path / "rough" / "clm" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and len(log.read_text().splitlines()) > 5) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    store.stop()
+    try:
+        before = len(log.read_text().splitlines())
+        time.sleep(20)
+        assert running.processes[0].is_alive()
+    finally:
+        store.start()
+    results = running.wait()
+    assert [result.code for result in results] == [0, 0], results
+    assert before < len(log.read_text().splitlines())
+    for phase in ("clm", "mlm_decay"):
+        assert metrics(tmp_path / "calm", phase) == metrics(tmp_path / "rough", phase)
+        assert lines(tmp_path / "calm" / phase / "rows.jsonl") == lines(tmp_path / "rough" / phase / "rows.jsonl")
+
+
+def test_refusals_are_said_at_once(
+    remote: str, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = time.monotonic()
+    with pytest.raises(Failure, match="s3://no-such-bucket/rows: there is no such bucket"):
+        Rows("s3://no-such-bucket/rows", tmp_path / "1")
+    with pytest.raises(Failure, match=r"has no manifest.json: it is not a finished build"):
+        Rows(f"{remote}/elsewhere", tmp_path / "2")
+    client = store.client()
+    client.copy_object(Bucket=BUCKET, Key="half/manifest.json", CopySource=f"{BUCKET}/rows/train/manifest.json")
+    with pytest.raises(Failure, match=r"has no index.json: it is not a finished build"):
+        Rows(f"s3://{BUCKET}/half", tmp_path / "3")
+    with pytest.raises(Failure, match="this kind of URL is not supported"):
+        Rows("ftp://somewhere/rows", tmp_path / "4")
+    for name, value in (("AWS_SECRET_ACCESS_KEY", "wrong-one"), ("AWS_ACCESS_KEY_ID", "nobody")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(Failure, match="refuses these credentials") as refused:
+            Rows(f"{remote}/train", tmp_path / "5")
+        assert value not in str(refused.value)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_refusal_ends_the_run(streamed: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-secret")
+    path = streamed()
+    (result,) = train(1, tmp_path / "log", path, "--run-dir", tmp_path / "run", code=1)
+    assert result.err.count("\n") == 1
+    assert "the object store refuses these credentials" in result.err
+    written = [f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()]
+    assert not any(b"canary-secret" in content for content in written)
+
+
+def test_an_unreachable_store_is_said_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(shard_cache, "FIRST_PATIENCE", 2.0)
+    begin = time.monotonic()
+    with pytest.raises(Failure, match=r"could not be reached for \d+ s .*S3_ENDPOINT_URL"):
+        Rows(f"s3://{BUCKET}/rows", tmp_path / "cache")
+    assert time.monotonic() - begin < 15
+
+
+def test_damaged_shards_are_named(store: ObjectStore, small_shards: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shard_cache, "ODD_ANSWERS", 0.0)
+    damaged = shutil.copytree(small_shards / "train", tmp_path / "damaged", ignore=shutil.ignore_patterns("*.mds"))
+    cut, flipped, lost = (damaged / f"shard.{n:05d}.mds.zstd" for n in (3, 5, 7))
+    cut.write_bytes(cut.read_bytes()[:-9])
+    flipped.write_bytes(bytes([flipped.read_bytes()[0] ^ 1]) + flipped.read_bytes()[1:])
+    lost.unlink()
+    location = upload(store, damaged, "damaged")
+    for rows in (Rows(location, tmp_path / "cache"), Rows(damaged)):
+        first = [0, *rows.shard_rows.cumsum()]
+        for shard, what in ((3, r"is truncated: [\d,]+ of [\d,]+ bytes"), (5, "its hash is not"), (7, "is missing")):
+            with pytest.raises(Failure, match=rf"shard.0000{shard}.mds\S* (is damaged: )?{what}.*verify"):
+                rows[int(first[shard])]
+        rows[int(first[4])]
+
+
+def test_a_file_cut_short_in_the_cache_is_fetched_again(remote: str, tmp_path: Path) -> None:
+    rows = Rows(f"{remote}/train", tmp_path / "cache")
+    rows[0]
+    held = rows.folder / "shard.00000.mds"
+    whole = held.read_bytes()
+    held.write_bytes(whole[:100])  # as a power cut would leave it
+    (rows.folder / ".shard.00000.mds.zstd.1.1.tmp").write_bytes(b"left")
+    Rows(f"{remote}/train", tmp_path / "cache")[0]
+    assert held.read_bytes() == whole
+    assert not list(rows.folder.glob(".*.tmp"))
+
+
+def test_rows_built_again_are_other_rows(store: ObjectStore, rows: Path, small_shards: Path, tmp_path: Path) -> None:
+    location = upload(store, rows / "validation", "changing")
+    old = everything(Rows(location, tmp_path / "cache"))
+    assert upload(store, small_shards / "validation", "changing") == location
+    assert sorted(everything(Rows(location, tmp_path / "cache"))) == sorted(old)  # the same corpus, in other shards
+    assert len(list((tmp_path / "cache").glob("*-*"))) == 2
+
+
+def test_too_small_a_limit_is_refused(streamed: Write, tmp_path: Path) -> None:
+    (result,) = train(1, tmp_path / "log", streamed(data__cache_limit="20kb"), "--run-dir", tmp_path / "run", code=2)
+    assert "data.cache_limit 0.02 MB is too small" in result.err
+    assert "--shard-size" in result.err
+    from pipeline.plan import main
+
+    with pytest.raises(UsageError, match="is too small"):
+        main([str(streamed(data__cache_limit="20kb"))])
+
+
+def test_caches_of_dead_jobs_are_removed_and_no_other(streamed: Write) -> None:
+    recipe = load(streamed())
+    mine, again, live = (JobCache(recipe, {"SLURM_JOB_ID": job, "SLURM_NODEID": "0"}) for job in ("1", "1", "2"))
+    first, same, other = mine.open(), again.open(), live.open()
+    assert first is not None
+    assert other is not None
+    assert first == same != other
+    assert first.stat().st_mode & 0o777 == 0o700
+    dead = first.with_name("3-n0")  # its processes were killed: no lock is held
+    dead.mkdir()
+    (dead / ".alive").touch()
+    (dead / "text.mds").touch()
+    strange = first.with_name("no-cache")
+    strange.mkdir()
+    mine.release()
+    assert first.exists()  # another process of the job is still there
+    again.release()
+    assert not first.exists()
+    newest = JobCache(recipe, {"SLURM_JOB_ID": "4"})
+    newest.open()
+    assert not dead.exists()
+    assert other.exists()
+    assert strange.exists()
+    live.release()
+    newest.release()
+
+
+def test_a_cache_folder_of_another_user_is_refused(streamed: Write, tmp_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("only root can give a folder to another user")
+    root = tmp_path / "tmp" / "clm-detour-rows-0"
+    root.mkdir()
+    os.chown(root, 12345, 12345)
+    with pytest.raises(Failure, match="belongs to another user"):
+        JobCache(load(streamed()), {"SLURM_JOB_ID": "1"}).open()
