@@ -7,6 +7,7 @@ that look like special tokens, such as "[SEP]" in a note about BERT, are tokenis
 import json
 import os
 import re
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ MODEL_MAX_LENGTH = 8192  # written where a tokenizer comes without a configurati
 
 
 class DocumentTokenizer:
-    """Texts to arrays of ids. `info` is the manifest's entry; raises Failure where the tokenizer cannot serve an encoder."""
+    """Texts to arrays of ids. Raises Failure where the tokenizer cannot serve an encoder."""
 
     def __init__(self, folder: Path, name: str, add_prefix_space: bool | None = None) -> None:
         """`add_prefix_space`: whether a document's first word is taken as if after a space; None: as the tokenizer has it."""
@@ -43,11 +44,10 @@ class DocumentTokenizer:
         self.folder = folder
         self.arguments = (str(folder), name, add_prefix_space)
         content = tokenizer_content(folder)
-        prefix_space = _prefix_space(content.get("pre_tokenizer"), add_prefix_space)
+        self._prefix_space = _prefix_space(content.get("pre_tokenizer"), add_prefix_space)
         self._changed = None if add_prefix_space is None else json.dumps(content, ensure_ascii=False)
-        if add_prefix_space is not None and prefix_space is None:
+        if add_prefix_space is not None and self._prefix_space is None:
             raise Failure(f"tokenizer {name!r} has no prefix space to set: leave --add-prefix-space out")
-        digest = content_digest(content)
         try:
             if self._changed is None:
                 self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -65,17 +65,28 @@ class DocumentTokenizer:
         special = {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
         special |= {token: ids[token] for token in self.roles.values()}
         vocabulary = max(ids.values()) + 1  # not the number of entries: ids may have gaps
-        special = dict(sorted(special.items(), key=lambda item: item[1]))
-        roles = {role: ids[token] for role, token in self.roles.items()}
-        self.info = TokenizerInfo(
-            name=name, digest=digest, vocabulary=vocabulary, special=special, roles=roles, add_prefix_space=prefix_space
-        )
+        self._vocabulary = vocabulary
+        self._special = dict(sorted(special.items(), key=lambda item: item[1]))
+        self._role_ids = {role: ids[token] for role, token in self.roles.items()}
         self.dtype = np.dtype(token_dtype(vocabulary))
         self._unknown = ids.get(self.roles.get("unk", ""))
         self._is_special = np.zeros(vocabulary, bool)
         self._is_special[[i for i in special.values() if i != self._unknown]] = True
         edges = np.array(self._tokenizer.encode("").ids, np.int64)
         self.edges = int(self._is_special[edges].sum())  # special tokens a document gets, 0 where there is no rule
+
+    @cached_property
+    def info(self) -> TokenizerInfo:
+        """The manifest's entry. Made when asked for: the digest costs 0.3 s, and workers need none."""
+        content = tokenizer_content(self.folder) if self._changed is None else json.loads(self._changed)
+        return TokenizerInfo(
+            name=self.arguments[1],
+            digest=content_digest(content),
+            vocabulary=self._vocabulary,
+            special=self._special,
+            roles=self._role_ids,
+            add_prefix_space=self._prefix_space,
+        )
 
     def encode(self, texts: list[str]) -> list[NDArray[np.unsignedinteger]]:
         """One array [n] a text, special tokens included; [0] where nothing is left of the text. Uses every core."""
@@ -114,11 +125,18 @@ class DocumentTokenizer:
         return found | {CONFIG: json_bytes(config)}
 
 
+@lru_cache(maxsize=1)
+def tokenizer_of(folder: str, name: str, add_prefix_space: bool | None) -> DocumentTokenizer:
+    """The tokenizer of this process's tasks, loaded once."""
+    return DocumentTokenizer(Path(folder), name, add_prefix_space)
+
+
 def load_tokenizer(given: str, add_prefix_space: bool | None = None) -> DocumentTokenizer:
     """A folder with a tokenizer.json, or a name on the Hugging Face hub (downloaded, or found in its cache)."""
+    tokenizer_of.cache_clear()  # the folder may hold another one by now
     path = Path(given)
     if path.is_dir():
-        return DocumentTokenizer(path.resolve(), path.resolve().name, add_prefix_space)
+        return tokenizer_of(str(path.resolve()), path.resolve().name, add_prefix_space)
     if path.exists():
         raise Failure(f"--tokenizer {given!r} is a file; name the folder that holds tokenizer.json")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", given):
@@ -132,7 +150,7 @@ def load_tokenizer(given: str, add_prefix_space: bool | None = None) -> Document
         raise Failure(
             f"--tokenizer: there is no folder {given!r}, and the Hugging Face hub gives nothing of that name ({type(error).__name__})"
         ) from None
-    return DocumentTokenizer(folder, given.split("/")[-1], add_prefix_space)
+    return tokenizer_of(str(folder), given.split("/")[-1], add_prefix_space)
 
 
 def json_bytes(content: dict[str, Any]) -> bytes:

@@ -13,8 +13,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from data_prep.documents import Chunk, Document, Fields, Reason, content_hash, documents, split_of
 from data_prep.rows import token_dtype
 from data_prep.store import Store
-from data_prep.tokenizer import DocumentTokenizer
+from data_prep.tokenizer import tokenizer_of
 
 BATCH_CHARACTERS = 1 << 19  # what is tokenised at once: encodings take about 100 bytes a token
 HASHES = ".hashes"  # ending of the second file
@@ -62,12 +60,6 @@ class Unit:
 
     def documents(self) -> Iterator[NDArray[np.unsignedinteger]]:
         return iter(np.split(self.tokens, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else [])
-
-
-@lru_cache(maxsize=1)
-def tokenizer_of(folder: str, name: str, add_prefix_space: bool | None) -> DocumentTokenizer:
-    """One tokenizer a process."""
-    return DocumentTokenizer(Path(folder), name, add_prefix_space)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from tests.services import ObjectStore, object_store
 
 Cli = Callable[..., Result]
 CANARY = "Canary7731"
-FOLDERS = ("rows", "again", "parts", "killed", "canary")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +99,21 @@ def test_from_bucket_to_bucket(
         assert remote.manifest == local.manifest
         assert [row.tokens.tolist() for row in remote] == [row.tokens.tolist() for row in local]
         assert remote.tokenizer_folder().joinpath("tokenizer.json").is_file()
+
+
+def test_damage_in_a_bucket_is_found(cli: Cli, server: ObjectStore, reference: Path) -> None:
+    client = server.client()
+    damaged = tree(reference)
+    damaged["train/shard.00001.mds"] = damaged["train/shard.00001.mds"][:-1]
+    del damaged["validation/shard.00000.mds"]
+    for name, data in damaged.items():
+        client.put_object(Bucket="corpora", Key=f"damaged/{name}", Body=data)
+    result = cli("verify", "s3://corpora/damaged")
+    assert result.code == 1
+    lines = result.out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("train/shard.00001.mds: it has ")
+    assert lines[1] == "validation/shard.00000.mds: it is missing"
 
 
 def test_parts_in_a_bucket(cli: Cli, server: ObjectStore, corpus: Path, options: list[object], reference: Path) -> None:
