@@ -184,6 +184,8 @@ class ShardFiles:
         """The shard's raw file, fetched and checked where it is not there. Failure names it where it is damaged."""
         path = self.folder / shard.name
         if _size(path) == shard.bytes:
+            if self.remote is None:  # what was fetched was checked then
+                self._check(path, shard.name, shard.bytes, shard.hash)
             return path
         if self.remote is None:
             if shard.zip_name is None or not (self.folder / shard.zip_name).exists():

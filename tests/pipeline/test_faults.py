@@ -282,6 +282,10 @@ def test_damage_is_one_clear_line(recipe: Write, tmp_path: Path, rows: Path) -> 
     assert any("shard 0" in result.err for result in results)
     for result in results:
         assert [x for x in result.err.splitlines() if x.startswith("error: ")]
+    whole = next((rows / "train").glob("*.mds")).read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    results = train(2, tmp_path / "log", recipe(data__rows=str(changed / "train")), "--run-dir", tmp_path / "u", code=1)
+    assert any("is damaged: its hash is not the index's" in result.err for result in results)
     shard.unlink()
     results = train(2, tmp_path / "log", recipe(data__rows=str(changed / "train")), "--run-dir", tmp_path / "t", code=1)
     assert any("shard 0" in result.err for result in results)
