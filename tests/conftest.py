@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+# Two ranks on two cores: more threads than that only wait for each other. Before torch is imported anywhere.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
