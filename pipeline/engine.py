@@ -134,7 +134,7 @@ class Engine:
             "zero_allow_untested_optimizer": True,  # StableAdamW is ours
             "zero_force_ds_cpu_optimizer": False,  # torch's AdamW on offloaded partitions: nothing to compile
         }
-        model = LossModel(encoder)
+        model = LossModel(encoder, recipe.optimizer.z_loss)
         self.parameters = {name.removeprefix(PREFIX): parameter for name, parameter in model.named_parameters()}
         offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
         fused = device.type == "cuda" and not offload

@@ -21,7 +21,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocabulary: int
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocabulary: int, z_loss: float
     ) -> Tensor:
         want = any(ctx.needs_input_grad)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -46,6 +46,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # The largest probability is at least 1/V, so its logarithm is exact where the target's might underflow.
             log_sum = top - probability.amax(-1, keepdim=True).log()
             total += (log_sum - of_target).sum()
+            if z_loss:
+                probability.mul_(1 + 2 * z_loss * log_sum)
             d_logits = probability.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
@@ -62,7 +64,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = [(x * grad).to(dtype) for x, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=False)]
-        return grads[0], grads[1], grads[2] if len(grads) > 2 else None, None, None
+        return grads[0], grads[1], grads[2] if len(grads) > 2 else None, None, None, None
 
 
 def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
@@ -76,29 +78,36 @@ def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> T
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocabulary: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    vocabulary: int | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Sum of cross-entropies, float32 scalar: hidden [L, D], weight [V, D], bias [V] or None, labels [L] int64. L may be 0.
 
-    `vocabulary`: classes that exist, where weight has more rows; None: all.
+    `vocabulary`: classes that exist, where weight has more rows; None: all. `z_loss`: the gradient is that of the sum plus
+    z_loss * log(sum of exp of the logits)^2 a label, which keeps logits from drifting (PaLM, arXiv 2204.02311); the value
+    stays the cross-entropy alone, so that what is logged compares with a run without.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # which does not look into an autograd function
         hidden, weight = (x.to(torch.get_autocast_dtype(device)) for x in (hidden, weight))
-    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, vocabulary or len(weight))
+    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, vocabulary or len(weight), z_loss)
     return total
 
 
 class LossModel(nn.Module):
     """What the engine wraps: packed batch and objective in, loss summed over the batch's labels out."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, z_loss: float = 0.0) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.z_loss = encoder, z_loss
 
     def forward(self, batch: PackedBatch, causal: bool) -> Tensor:
         """Sum, not mean: the count that divides it is the whole step's, over all ranks (see `engine`)."""
         encoder = self.encoder
         hidden = encoder.head(encoder(batch, causal)[batch.label_positions])
         weight, bias = encoder.output_weight, encoder.decoder.bias
-        return linear_cross_entropy(hidden, weight, bias, batch.labels, encoder.config.vocab_size)
+        return linear_cross_entropy(hidden, weight, bias, batch.labels, encoder.config.vocab_size, self.z_loss)

@@ -220,6 +220,7 @@ class Optimizer(Strict):
     eps: Real = 1e-6
     weight_decay: Real = 0.05  # decoupled, times the learning rate, as torch.optim.AdamW; none on norms and biases
     clip: Real | None = 1.0  # of the global gradient norm; null: none
+    z_loss: Real = 0.0  # weight of log(sum of exp of the logits)^2 in the gradient, such as 1e-4; 0: none
 
     @model_validator(mode="after")
     def _positive(self) -> "Optimizer":

@@ -36,6 +36,22 @@ def test_equals_cross_entropy_in_chunks_of_any_size(
         assert error(a, b) < 1e-5
 
 
+def test_z_loss_is_in_the_gradient_and_not_in_the_value() -> None:
+    hidden, weight, bias, labels = (x.double() if x.is_floating_point() else x for x in inputs(40))
+    leaves = [x.float().detach().requires_grad_() for x in (hidden, weight, bias)]
+    value = linear_cross_entropy(*leaves, labels, z_loss=1e-2)
+    gradients = torch.autograd.grad(value, leaves)
+    exact = [x.detach().requires_grad_() for x in (hidden, weight, bias)]
+    logits = linear(*exact)
+    plain = cross_entropy(logits, labels, reduction="sum")
+    expected = torch.autograd.grad(plain + 1e-2 * logits.logsumexp(-1).square().sum(), exact, retain_graph=True)
+    without = torch.autograd.grad(plain, exact)
+    assert value.item() == pytest.approx(plain.item(), rel=1e-6)
+    for ours, theirs, unlike in zip(gradients, expected, without, strict=True):
+        assert error(ours, theirs) < 1e-5
+        assert error(ours, unlike) > 1e-3
+
+
 def test_no_labels_is_a_loss_of_zero_with_zero_gradients() -> None:
     hidden, weight, bias, target = inputs(0)
     total = linear_cross_entropy(hidden, weight, bias, target)
