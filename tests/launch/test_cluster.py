@@ -126,18 +126,8 @@ def test_both_phases_through_preemption_requeue_and_a_node_that_fails(site: Site
 
     assert cluster.wait(calm, calm_decay) == ["COMPLETED", "COMPLETED"], site.logs("calm")
     environment = site.environment | {"RECIPE": str(site.recipe), "RUN_DIR": str(site.folder / "shrinking")}
-    shrinking = int(
-        cluster(
-            "sbatch",
-            "--parsable",
-            "--nodes=1-2",
-            "--ntasks=2",
-            "launch/clm_phase.sbatch",
-            f"--output={site.folder}/x.out",
-            cwd=ROOT,
-            **environment,
-        )
-    )
+    options = ("--nodes=1-2", "--ntasks=2", f"--output={site.folder}/shrinking.out")
+    shrinking = int(cluster("sbatch", "--parsable", *options, "launch/clm_phase.sbatch", cwd=ROOT, **environment))
     site.trains("rough", rough, 1)
     cluster("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     try:
@@ -149,3 +139,79 @@ def test_both_phases_through_preemption_requeue_and_a_node_that_fails(site: Site
     assert cluster.wait(rough, rough_decay, shrinking) == ["COMPLETED"] * 3, site.logs("rough")
     site.same("calm", "rough")
     assert site.restarts(rough) == 4
+    assert site.restarts(shrinking) == 1
+    last = [metrics(site.folder / run, "clm")[-1] for run in ("calm", "shrinking")]
+    assert last[0]["clm_loss"] == pytest.approx(last[1]["clm_loss"], abs=1e-5)
+
+    status = site.status("rough")
+    assert "clm (clm): done" in status
+    assert f"job {rough_decay} (mlm_decay): COMPLETED" in status
+    assert "last error" not in status
+    export = site.folder / "rough" / "mlm_decay" / "export"
+    assert (export / "model.safetensors").exists()
+    assert site.submit("rough", "--nodes=2") == []  # nothing is missing
+    left = [path for path in (site.folder / "scratch").rglob("*") if path.is_file()]
+    assert not left, left  # the jobs' own folders, with their caches
+    secret = site.environment["AWS_SECRET_ACCESS_KEY"].encode()
+    assert not [f for f in site.folder.rglob("*") if f.is_file() and secret in f.read_bytes()]
+
+
+def test_stops_failures_and_a_cluster_that_forbids_requeueing(site: Site) -> None:
+    cluster = site.cluster
+    # Straight to sbatch, past the checks of launch/submit: the job itself meets the wrong key.
+    wrong = site.environment | {"AWS_SECRET_ACCESS_KEY": "wrong", "RECIPE": str(site.recipe)}
+    wrong |= {"RUN_DIR": str(site.folder / "failing")}
+    (site.folder / "failing" / "logs").mkdir(parents=True)
+    out = f"--output={site.folder}/failing/logs/%x-%j.out"
+    failing = int(cluster("sbatch", "--parsable", out, "launch/clm_phase.sbatch", cwd=ROOT, **wrong))
+    behind = ("--parsable", f"--dependency=afterok:{failing}", "--kill-on-invalid-dep=yes", out)
+    cancelled = int(cluster("sbatch", *behind, "launch/mlm_decay.sbatch", cwd=ROOT, **wrong))
+
+    clm, decay = site.submit("strict", "--nodes=2", "--no-requeue")
+    site.submit("strict", "--nodes=2", code=1)
+    assert f"job {clm} (clm) of {site.folder}/strict is still in the queue" in cluster.errors
+    site.trains("strict", clm)
+    cluster("scancel", "--signal=USR2", clm)
+    assert cluster.wait(clm) == ["COMPLETED"]  # it has handed over
+    moved = cluster.job(decay)["Dependency"]
+    successor = int(moved.removeprefix("afterok:").partition("(")[0])
+    assert successor > decay
+    site.trains("strict", successor)
+    (site.folder / "strict" / "STOP").touch()
+    assert cluster.wait(successor, decay) == ["FAILED", "CANCELLED"]
+    assert cluster.job(successor)["ExitCode"] == "75:0"
+    again, behind_again = site.submit("strict", "--nodes=2")  # goes on with what is missing
+    cluster("scancel", again, behind_again)
+
+    assert cluster.wait(failing, cancelled) == ["FAILED", "CANCELLED"]
+    assert cluster.job(failing)["ExitCode"] == "1:0"
+    said = site.status("failing", code=1) + cluster.errors
+    assert "s3://rows/train: the object store refuses these credentials" in said
+    assert "wrong" not in said
+    site.submit(
+        "failing2", code=1, AWS_SECRET_ACCESS_KEY="wrong"
+    )  # and launch/submit says it before anything is queued
+    assert "refuses these credentials" in cluster.errors
+    assert not (site.folder / "failing2").exists()
+
+
+def test_data_preparation_as_an_array(
+    cluster: Cluster, corpus: Path, tokenizer: Path, rows: Path, tmp_path: Path
+) -> None:
+    environment = {
+        "INPUT": str(corpus),
+        "TOKENIZER": str(tokenizer),
+        "OUT": str(tmp_path / "rows"),
+        "PARTS": "2",
+        "BUILD_OPTIONS": "--row-length 128 --validation 0.05",
+        "PYTHON": sys.executable,
+        "CLM_DETOUR_SCRATCH": str(tmp_path / "scratch"),
+    }
+    out = cluster(ROOT / "launch" / "prepare.sbatch", "--cpus-per-task=1", cwd=tmp_path, **environment)
+    assert "2 parts" in out
+    finish = int(out.split("; job ")[1].partition(":")[0])
+    said = "\n".join(f.read_text() for f in tmp_path.glob("*.out"))
+    assert cluster.wait(finish) == ["COMPLETED"], said
+    for split in ("train", "validation"):
+        ours, theirs = (folder / split / "index.json" for folder in (tmp_path / "rows", rows))
+        assert ours.read_bytes() == theirs.read_bytes()
