@@ -19,9 +19,11 @@ import json
 import os
 import threading
 import time
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,15 @@ def rows_digest(index: dict[str, Any]) -> str:
     """sha256 over the shards' sizes, sample counts and hashes, in order: which rows, in which order."""
     shards = [[s["samples"], s["raw_data"]["bytes"], s["raw_data"]["hashes"]] for s in index["shards"]]
     return hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
+
+
+def software() -> str:
+    """Name and version of this software, installed or run from a checkout: rows must not depend on which."""
+    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    try:
+        return f"clm-detour {version('clm-detour')}"
+    except PackageNotFoundError:
+        return f"clm-detour {tomllib.loads(project.read_text('utf-8'))['project']['version']}"
 
 
 def is_url(location: str | Path) -> bool:

@@ -3,17 +3,15 @@
 import os
 import shutil
 import tempfile
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from data_prep.errors import Failure, UsageError
 from data_prep.mds import INDEX, ShardWriter, index_bytes
 from data_prep.packing import BestFit, OnePerRow, Tokens
-from data_prep.rows import MANIFEST, TOKENIZER, Counts, Manifest, Source, is_url, rows_digest
+from data_prep.rows import MANIFEST, TOKENIZER, Counts, Manifest, Source, is_url, rows_digest, software
 from data_prep.store import Store
 from data_prep.tokenizer import DocumentTokenizer
 
@@ -53,15 +51,6 @@ def aside(out: str) -> Iterator[Path]:
         put_in_place(folder, final, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def software() -> str:
-    """Name and version of this software, installed or run from a checkout: rows must not depend on which."""
-    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
-    try:
-        return f"clm-detour {version('clm-detour')}"
-    except PackageNotFoundError:
-        return f"clm-detour {tomllib.loads(project.read_text('utf-8'))['project']['version']}"
 
 
 class RowsWriter:

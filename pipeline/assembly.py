@@ -9,7 +9,7 @@ import torch
 from transformers import ModernBertConfig
 
 from data_prep.errors import Failure, UsageError
-from data_prep.rows import TOKENIZER, Rows, TokenizerInfo, tokenizer_digest
+from data_prep.rows import TOKENIZER, Rows, TokenizerInfo, software, tokenizer_digest
 from pipeline.attention import describe
 from pipeline.caches import JobCache, look_ahead
 from pipeline.checkpoint import Checkpoint, State
@@ -20,7 +20,7 @@ from pipeline.engine import Engine
 from pipeline.huggingface import WEIGHTS, from_config_fields
 from pipeline.objectives import Vocabulary
 from pipeline.recipe import OwnData, Recipe, Sources, frozen_groups, locations
-from pipeline.run import RunFolder, last_checkpoint, software
+from pipeline.run import RunFolder, last_checkpoint
 from pipeline.validation import Validation
 
 

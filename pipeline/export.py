@@ -92,7 +92,7 @@ def model_card(lineage: dict[str, Any]) -> str:
         "",
         f"# {lineage['name']}",
         "",
-        f"A ModernBERT encoder{f' adapted from {base}' if base else ''}, trained with clm-detour {lineage['software']} "
+        f"A ModernBERT encoder{f' adapted from {base}' if base else ''}, trained with {lineage['software']} "
         "(the CLM detour, arXiv 2605.12438: continue pretraining causally, then return to masked language modelling).",
         "",
         "| phase | objective | mask rate | tokens | steps | peak rate | shape | MLM loss, start to end | CLM loss, start to end |",

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from data_prep.errors import Failure, UsageError
+from data_prep.rows import software
 from pipeline.checkpoint import Checkpoint, latest, write_aside
 from pipeline.distributed import Ranks
 from pipeline.recipe import Recipe, first_difference, numbers
@@ -24,13 +25,6 @@ STOPPED = "STOPPED"  # in a phase's folder: the last start stopped early, checkp
 ERROR = "logs/error.json"  # of the last start that failed
 BEFOREHAND = {STOP, "logs"}  # what may lie in a run folder before its first start: the job's log, a request
 PATIENCE = 60  # seconds that a job which SLURM started again waits for its former processes to end
-
-
-def software() -> str:
-    try:
-        return version("clm-detour")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"
 
 
 def this_start() -> dict[str, str]:
