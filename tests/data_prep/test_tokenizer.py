@@ -66,7 +66,7 @@ def test_the_software_is_the_same_installed_or_not(tmp_path: Path, monkeypatch: 
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("data_prep.writing.version", missing)
+    monkeypatch.setattr("data_prep.rows.version", missing)
     assert software().startswith("clm-detour 0.")
 
 
