@@ -20,6 +20,7 @@ import pytest
 
 READY_WITHIN = 20  # seconds
 STOPPED_WITHIN = 10
+TERMINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE")
 FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 # --requeue makes a job wait for cred_expire + a few seconds, by default 120: here 8.
 CONFIGURATION = """
@@ -166,9 +167,15 @@ class Cluster:
         return self.job(job)["JobState"]
 
     def ended(self, *jobs: int) -> bool:
-        return all(
-            self.state(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED") for job in jobs
-        )
+        """All have ended, and stay so: a job that is requeued passes through the state of its end."""
+
+        def over() -> bool:
+            return all(self.state(job) in TERMINAL for job in jobs)
+
+        if not over():
+            return False
+        time.sleep(1)
+        return over()
 
     def wait(self, *jobs: int, seconds: float = 120) -> list[str]:
         """Wait until the jobs have ended; their states."""
@@ -176,7 +183,11 @@ class Cluster:
         return [self.state(job) for job in jobs]
 
     def hasten(self, job: int) -> None:
-        """Let a job that was requeued start now instead of 8 s later."""
+        """Let a job that was requeued start 3 s later instead of 8 s.
+
+        At once would be too soon: in the second in which its former credential was revoked its new one is refused as well.
+        """
+        time.sleep(3)
         words = [program("scontrol"), "update", f"JobId={job}", "StartTime=now"]
         subprocess.run(words, env=self.environment, capture_output=True, check=False, timeout=10)
 
