@@ -22,11 +22,13 @@ end_of_time() { # of this job, in seconds since 1970; SLURM before 23.02 does no
 }
 
 on_every_node() { # COMMAND...
-    # TMPDIR is what it makes or removes.
-    TMPDIR=/tmp srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 "$@"
+    # TMPDIR is what it makes or removes. A step that SLURM cannot start must not hold up the job (after a node's failure it may).
+    TMPDIR=/tmp timeout -k 10 "$HELPER_LIMIT" srun --overlap --nodes="$SLURM_JOB_NUM_NODES" \
+        --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 "$@"
 }
+HELPER_LIMIT=60 # seconds
 
-clean() { on_every_node bash "$CLM_DETOUR/launch/scratch.sh" remove || true; }
+clean() { on_every_node bash "$CLM_DETOUR/launch/scratch.sh" remove || rm -rf -- "$JOB_SCRATCH"; }
 
 successor() { # where requeueing is forbidden: submit the same again, and let what waits for this job wait for that one
     local options=() new waiting variable

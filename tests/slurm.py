@@ -48,7 +48,7 @@ SelectTypeParameters=CR_CPU
 SchedulerType=sched/builtin
 SchedulerParameters=batch_sched_delay=0
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 SlurmdParameters=config_overrides
 KillWait=5
 SlurmdTimeout=60

@@ -37,8 +37,8 @@ class Site:
         tree: dict[str, Any] = tiny_recipe(rows)
         tree["data"] = {"rows": "s3://rows/train", "validation": "s3://rows/validation"}
         tree["engine"] = {"deepspeed": "ds_configs/zero2.json"}
-        tree["phases"][0]["tokens"] = 120_000  # some 120 steps: time to be interrupted
-        tree["validation"] = {"every_steps": 60, "rows": 5}
+        tree["phases"][0]["tokens"] = 200_000  # some 200 steps: time to be interrupted
+        tree["validation"] = {"every_steps": 100, "rows": 5}
         tree["checkpoints"] = {"every_steps": 20}
         self.recipe = folder / "recipe.yaml"
         self.recipe.write_text(yaml.safe_dump(tree))
@@ -122,18 +122,22 @@ def test_both_phases_through_preemption_requeue_and_a_node_that_fails(site: Site
     site.restarted("rough", rough, 2)
     site.trains("rough", rough, 1)
     cluster("scontrol", "requeue", rough)  # by an administrator, without any signal
-    site.restarted("rough", rough, 3)
+    site.wait(lambda: site.restarts(rough) == 3, "rough")
+    cluster("scontrol", "hold", rough)
 
     assert cluster.wait(calm, calm_decay) == ["COMPLETED", "COMPLETED"], site.logs("calm")
     environment = site.environment | {"RECIPE": str(site.recipe), "RUN_DIR": str(site.folder / "shrinking")}
     options = ("--nodes=1-2", "--ntasks=2", f"--output={site.folder}/shrinking.out")
     shrinking = int(cluster("sbatch", "--parsable", *options, "launch/clm_phase.sbatch", cwd=ROOT, **environment))
-    site.trains("rough", rough, 1)
+    cluster("scontrol", "release", rough)
+    site.wait(lambda: site.steps("shrinking") >= 3, "rough")
+    site.wait(lambda: cluster.state(rough) == "RUNNING", "rough")
     cluster("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     try:
-        site.restarted("rough", rough, 4)
-        cluster.hasten(shrinking)
-        site.wait(lambda: cluster.job(shrinking).get("NodeList") == "n1", "rough")
+        site.restarted("shrinking", shrinking, 1)
+        site.wait(lambda: cluster.job(shrinking)["NodeList"] == "n1", "rough")
+        assert cluster.state(rough) == "PENDING"
+        assert site.restarts(rough) == 4
     finally:
         cluster("scontrol", "update", "NodeName=n2", "State=RESUME")
     assert cluster.wait(rough, rough_decay, shrinking) == ["COMPLETED"] * 3, site.logs("rough")
@@ -193,6 +197,10 @@ def test_stops_failures_and_a_cluster_that_forbids_requeueing(site: Site) -> Non
     )  # and launch/submit says it before anything is queued
     assert "refuses these credentials" in cluster.errors
     assert not (site.folder / "failing2").exists()
+    site.submit("nowhere", "--partition=night", code=1)
+    assert "error: SLURM would refuse the job: " in cluster.errors
+    assert "invalid partition" in cluster.errors
+    assert not list((site.folder / "nowhere" / "logs").iterdir())
 
 
 def test_data_preparation_as_an_array(

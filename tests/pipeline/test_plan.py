@@ -106,3 +106,33 @@ def test_a_real_recipes_figures(recipe: Write, capsys: pytest.CaptureFixture[str
     assert "on 4 H100 at 25% of their peak" in out
     with pytest.raises(UsageError):
         main([str(path), "--gpus", "7"])
+
+
+def test_a_model_of_the_hub_is_pinned_to_its_commit(
+    recipe: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What launch/submit hands to offline jobs; later starts keep the first one's commit whatever the hub has by then."""
+    import shutil
+
+    from huggingface_hub import constants
+
+    train(1, tmp_path / "log", recipe(), "--run-dir", tmp_path / "first", "--phase", "clm")
+    hub, run = tmp_path / "hub" / "models--lab--tiny", tmp_path / "run"
+    for commit in ("a" * 40, "b" * 40):
+        shutil.copytree(tmp_path / "first" / "clm" / "export", hub / "snapshots" / commit)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    path = recipe(model={"init": "lab/tiny"})
+    capsys.readouterr()
+    assert main([str(path), "--run-dir", str(run), "--for-submit"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"override model.revision={'a' * 40}"
+    from pipeline.recipe_file import load
+    from pipeline.run import RunFolder
+
+    run.mkdir()
+    RunFolder(run).accept(load(path, [f"model.revision={'a' * 40}"]))  # as the first job does
+    (hub / "refs" / "main").write_text("b" * 40)
+    assert main([str(path), "--run-dir", str(run), "--for-submit"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"override model.revision={'a' * 40}"
