@@ -81,7 +81,8 @@ def meeting_place(
         raise UsageError("several ranks need MASTER_ADDR and MASTER_PORT in the environment")
     first = first_node(nodes)
     step = environment.get("SLURM_STEP_ID", "0")  # two steps of one job may run side by side
-    spread = int(job) * 7 + (int(step) if step.isdigit() else 0)
+    restart = environment.get("SLURM_RESTART_COUNT", "0")  # a former start's processes may still be ending
+    spread = int(job) * 7 + sum(int(n) * scale for n, scale in ((step, 1), (restart, 5003)) if n.isdigit())
     return (address or _address)(first) or first, PORTS[spread % len(PORTS)]
 
 

@@ -135,7 +135,7 @@ def test_both_phases_through_preemption_requeue_and_a_node_that_fails(site: Site
     cluster("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     try:
         site.restarted("shrinking", shrinking, 1)
-        site.wait(lambda: cluster.job(shrinking)["NodeList"] == "n1", "rough")
+        site.wait(lambda: cluster.state(shrinking) == "RUNNING" and cluster.job(shrinking)["NodeList"] == "n1", "rough")
         assert cluster.state(rough) == "PENDING"
         assert site.restarts(rough) == 4
     finally:

@@ -49,6 +49,7 @@ def test_the_meeting_place_of_a_slurm_step() -> None:
     ports = {meeting_place(STEP | {"SLURM_JOB_ID": str(job)}, lambda node: None)[1] for job in range(1000, 3000)}
     assert len(ports) == 2000  # jobs that run at the same time have ids close to each other
     assert meeting_place(STEP | {"SLURM_STEP_ID": "1"}, lambda node: None)[1] != port
+    assert meeting_place(STEP | {"SLURM_RESTART_COUNT": "1"}, lambda node: None)[1] not in (port, *ports)
     with pytest.raises(UsageError, match="MASTER_ADDR and MASTER_PORT"):
         meeting_place({})
     lists = {"n1": "n1", "n[1-2]": "n1", "a-b[001,007-9]-ib,c": "a-b001-ib", "login,n[1-2]": "login", "n12,n13": "n12"}
