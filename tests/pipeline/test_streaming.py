@@ -75,8 +75,11 @@ def everything(rows: Rows) -> list[list[int]]:
     return [row.tokens.tolist() for row in rows]
 
 
-def _read(location: str, cache: str, limit: int | None, counted: str, expected: list[list[int]]) -> None:
+def _read(
+    environment: dict[str, str], location: str, cache: str, limit: int | None, counted: str, expected: list[list[int]]
+) -> None:
     """In a process of its own: read all rows from both ends and count the downloads."""
+    os.environ.update(environment)  # the server that forks may have started before the store did
     original = shard_cache.Remote.download
 
     def counting(self: shard_cache.Remote, name: str, to: Path) -> None:
@@ -96,7 +99,7 @@ def _read(location: str, cache: str, limit: int | None, counted: str, expected: 
 
 def in_processes(count: int, *arguments: object) -> None:
     context = multiprocessing.get_context("forkserver")
-    processes = [context.Process(target=_read, args=arguments) for _ in range(count)]
+    processes = [context.Process(target=_read, args=(dict(os.environ), *arguments)) for _ in range(count)]
     for process in processes:
         process.start()
     for process in processes:
