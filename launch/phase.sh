@@ -11,7 +11,7 @@ mkdir -p "$RUN_DIR/logs"
 RUN_DIR="$(cd "$RUN_DIR" && pwd)"
 export RECIPE RUN_DIR
 restart="${SLURM_RESTART_COUNT:-0}"
-echo "phase $PHASE: job $SLURM_JOB_ID, start $((restart + 1)), $SLURM_JOB_NUM_NODES nodes, ${SLURM_NTASKS:-?} tasks, $(date -u +%FT%TZ)"
+echo "phase $PHASE: job $SLURM_JOB_ID, start $((restart + 1)), $SLURM_JOB_NUM_NODES nodes, ${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} tasks, $(date -u +%FT%TZ)"
 
 attempts() { in_env -- "$PYTHON" -m pipeline.attempts "$@"; }
 
@@ -37,6 +37,7 @@ successor() { # where requeueing is forbidden: submit the same again, and let wh
     else
         options=(--nodes="$SLURM_JOB_NUM_NODES" --partition="$SLURM_JOB_PARTITION" --time="$(squeue -h -j "$SLURM_JOB_ID" -o %l)")
         if [ -n "${SLURM_NTASKS_PER_NODE:-}" ]; then options+=(--ntasks-per-node="$SLURM_NTASKS_PER_NODE"); fi
+        if [ -n "${SLURM_NTASKS:-}" ]; then options+=(--ntasks="$SLURM_NTASKS"); fi
         if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then options+=(--cpus-per-task="$SLURM_CPUS_PER_TASK"); fi
         if [ -n "${SLURM_GPUS_PER_NODE:-}" ]; then options+=(--gpus-per-node="$SLURM_GPUS_PER_NODE"); fi
         if [ -n "${SLURM_JOB_ACCOUNT:-}" ]; then options+=(--account="$SLURM_JOB_ACCOUNT"); fi

@@ -119,12 +119,13 @@ def test_both_phases_through_preemption_requeue_and_a_node_that_fails(site: Site
 
     assert cluster.wait(calm, calm_decay) == ["COMPLETED", "COMPLETED"], site.logs("calm")
     environment = site.environment | {"RECIPE": str(site.recipe), "RUN_DIR": str(site.folder / "shrinking")}
-    options = ("--nodes=1-2", "--ntasks=2", "--ntasks-per-node=2", f"--output={site.folder}/shrinking.out")
+    options = ("--nodes=1-2", "--ntasks=2", "--cpus-per-task=2", f"--output={site.folder}/shrinking.out")
     cluster("scontrol", "release", rough)
     cluster.hasten(rough)
     site.wait(lambda: cluster.state(rough) == "RUNNING", "rough")
     shrinking = int(cluster("sbatch", "--parsable", *options, "launch/clm_phase.sbatch", cwd=ROOT, **environment))
     site.wait(lambda: site.steps("shrinking") >= 3, "rough")
+    assert cluster.job(shrinking)["NodeList"] == "n[1-2]"  # the other chain holds a core of each
     cluster("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     try:
         site.wait(lambda: site.restarts(rough) == 4, "rough")
