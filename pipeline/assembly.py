@@ -17,7 +17,7 @@ from pipeline.data import Loader, MixedRows
 from pipeline.distributed import Agreement
 from pipeline.encoder import Encoder, with_backend
 from pipeline.engine import Engine
-from pipeline.huggingface import WEIGHTS, from_config_fields
+from pipeline.huggingface import WEIGHTS, from_config_fields, local_folder
 from pipeline.objectives import Vocabulary
 from pipeline.recipe import OwnData, Recipe, Sources, frozen_groups, locations
 from pipeline.run import RunFolder, last_checkpoint
@@ -138,8 +138,8 @@ def _encoder(
         encoder = Encoder.random(config, recipe.seed, recipe.model.attention, multiple)
         init = {"name": None, "random_seed": recipe.seed}
     else:
-        encoder = Encoder.from_pretrained(recipe.model.init, recipe.model.attention, recipe.model.revision, multiple)
-        folder = Path(recipe.model.init)
+        folder = local_folder(recipe.model.init, recipe.model.revision)
+        encoder = Encoder.from_pretrained(folder, recipe.model.attention, vocab_multiple=multiple)
         if (folder / "tokenizer.json").is_file():
             ours = tokenizer_digest(folder)
             if ours != tokenizer.digest:
@@ -147,7 +147,7 @@ def _encoder(
                     f"the rows' tokenizer ({tokenizer.digest[:12]}) is not the model's ({ours[:12]}): "
                     f"build the rows again with --tokenizer {recipe.model.init}"
                 )
-        name = None if folder.is_dir() else recipe.model.init
+        name = None if Path(recipe.model.init).is_dir() else recipe.model.init
         init = {"name": name, "revision": recipe.model.revision, "weights_digest": _digest(folder / WEIGHTS)}
     check_fit(recipe, everything, encoder.config)
     encoder.activation_checkpointing = recipe.engine.activation_checkpointing

@@ -57,13 +57,16 @@ def start_processes(ranks: Ranks, device: torch.device) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    deepspeed.init_distributed(
-        "nccl" if device.type == "cuda" else "gloo",
-        auto_mpi_discovery=False,
-        verbose=False,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-    )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    facts = {"rank": ranks.rank, "world_size": ranks.world_size}
+    try:
+        deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, **facts)
+    except torch.distributed.DistNetworkError:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise Failure(
+            f"the ranks cannot meet at {place}: the port is taken, or the address cannot be reached; "
+            "choose another (`deepspeed --master_port N`, or MASTER_ADDR and MASTER_PORT)"
+        ) from None
 
 
 def accumulation(recipe: Recipe, ranks: Ranks) -> int:

@@ -84,3 +84,26 @@ def _agree() -> int:
 def test_all_ranks_agree_and_fail_together(tmp_path) -> None:
     results = Processes(_agree, (), 3, tmp_path).wait()
     assert [result.code for result in results] == [0, 0, 0], results
+
+
+def _meet_at_a_taken_port() -> int:
+    import os
+    import socket
+
+    from pipeline.distributed import device_of
+    from pipeline.engine import start_processes
+
+    ranks = from_environment(os.environ)
+    if ranks.leads:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            os.environ["MASTER_PORT"] = str(taken.getsockname()[1])
+            with pytest.raises(Failure, match="the port is taken"):
+                start_processes(ranks, device_of(ranks))
+    return 0
+
+
+def test_a_port_that_is_taken_is_said(tmp_path) -> None:
+    results = Processes(_meet_at_a_taken_port, (), 2, tmp_path).wait()
+    assert [result.code for result in results] == [0, 0], results
