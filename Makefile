@@ -26,3 +26,4 @@ test: lint
 
 soak: setup
 	$(BIN)/python -m tests.soak --out build/soak
+	$(BIN)/python -m pytest -m soak tests/launch

@@ -96,6 +96,7 @@ def site(cluster: Cluster, store: ObjectStore, rows: Path, tmp_path_factory: pyt
     return Site(cluster, store, tmp_path_factory.mktemp("site"), rows)
 
 
+@pytest.mark.soak  # its chains must outlast one another by seconds, which the speed of the machine decides
 def test_both_phases_through_preemption_requeue_and_a_node_that_fails(site: Site) -> None:
     """Three chains at once on the same two nodes: one undisturbed, one through everything, one that may shrink."""
     cluster = site.cluster
