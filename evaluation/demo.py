@@ -55,6 +55,9 @@ def demo(out: Path, documents: int, overrides: list[str]) -> Path:
     for name, lines in losses.items():
         for where, record in lines:
             print(f"{name + ', ' + where:34}{record['mlm_loss']:10.4f}{record['clm_loss']:10.4f}")
+    print(
+        "(From random weights, as here, the twin is ahead: what the detour improves is an encoder that is pretrained already.)"
+    )
     print("\nfill-mask, by transformers' own pipeline, on the exported detour")
     for question, answer, guesses in _fill_mask(detour / "mlm_decay" / "export"):
         print(f"  {question}   (the corpus says: {answer})\n      {guesses}")
