@@ -6,6 +6,7 @@ AWS_DEFAULT_REGION) or from boto3's own configuration files; none of them is eve
 """
 
 import errno
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ class S3FileSystem(AbstractFileSystem):
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> Any:
         if mode != "rb":
-            raise NotImplementedError("objects are written whole, with pipe_file")
+            raise io.UnsupportedOperation("objects are written whole, with pipe_file")
         return _S3File(self, path, mode, block_size or 1 << 22, cache_type="readahead", **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **ignored: Any) -> bytes:

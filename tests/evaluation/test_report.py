@@ -90,8 +90,8 @@ def make_run(folder: Path, name: str, phases: list[tuple[str, str, float | None]
         "name": name,
         "phases": [{"name": n, "objective": o, "tokens": budget, "mask_rate": m} for n, o, m in phases],
         "batch": {"rows": 16, "rows_per_device": 8},
-        "data": {"rows": "/home/somebody/hospital/rows", "validation": "s3://hospital/validation"},
-        "model": {"init": "/home/somebody/models/base"},
+        "data": {"rows": "/somewhere/hospital/rows", "validation": "s3://hospital/validation"},
+        "model": {"init": "/somewhere/models/base"},
         "validation": {"rows": 64, "mask_rate": 0.15},
         "seed": 17,
         "data_seed": 42,
@@ -254,7 +254,7 @@ def test_hostile_names_are_text(report: Callable[..., Page], tmp_path: Path) -> 
 
 def test_privacy(report: Callable[..., Page], detour: Path, twin: Path, tmp_path: Path) -> None:
     page = report(detour, twin)
-    for secret in ("hospital", "somebody", "folder-one", str(tmp_path), "recipe.yaml", ".jsonl"):
+    for secret in ("hospital", "somewhere", "folder-one", str(tmp_path), "recipe.yaml", ".jsonl"):
         assert secret not in page.text
 
 
