@@ -123,11 +123,10 @@ class _Pool:
         return Failure(f"a worker process ended {why}, perhaps for want of memory: try fewer --workers")
 
     def close(self) -> None:
-        for connection in self.processes:
-            connection.close()
-        for process in self.processes.values():
-            process.kill()  # what it writes is complete or absent
+        for connection, process in self.processes.items():
+            process.kill()  # what it writes is complete or absent; before its pipe closes, of which it would complain
             process.wait()
+            connection.close()
 
 
 def work(pipe: int, parent: int) -> None:
@@ -150,4 +149,7 @@ def work(pipe: int, parent: int) -> None:
             answer = False, error
         except Exception as error:
             answer = False, WorkerFailure(describe(error), "".join(traceback.format_tb(error.__traceback__)))
-        connection.send(answer)
+        try:
+            connection.send(answer)
+        except OSError:  # nobody waits for it any more
+            return
