@@ -7,8 +7,9 @@ the step. The loader's whole state is one integer, the position. Resume, twins, 
 
 import hashlib
 import json
-from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +23,7 @@ from pipeline.objectives import LabelledRow, Objective, Vocabulary, label, pack
 
 SHUFFLE_BLOCK = 1 << 16  # rows: shuffled across that many neighbours, so that look-ahead touches few shards
 AHEAD_ROWS = 4096  # of a rank whose shards are fetched before their turn, where the rows are at a URL
+POLL = 0.5  # seconds between two questions whether to stop, while rows are waited for
 CYCLE = 1000  # positions of a mix in which each source has exactly its share, rounded to a thousandth
 
 
@@ -159,21 +161,41 @@ class Loader:
         none = np.zeros(0, np.int64)
         return LabelledRow(np.array([self.vocabulary.mask]), np.array([1], np.uint32), none, none)
 
-    def steps(self, position: int, objective: Objective) -> Generator[Step]:
-        """Steps without end, from `position` on."""
-        with ThreadPoolExecutor(1, thread_name_prefix="loader") as pool:
-            coming = pool.submit(self.step, position, objective)
-            steps_ahead = max(1, self.ahead_rows * self.ranks.world_size // self.rows_per_step)
-            asked = position + self.rows_per_step  # up to here the shards are asked for
+    def steps(
+        self, position: int, objective: Objective, stopping: Callable[[], bool] = lambda: False
+    ) -> Generator[Step]:
+        """Steps from `position` on. It ends where `stopping` says so while a step is waited for: through an outage, say."""
+        coming = self._prepare(position, objective)
+        steps_ahead = max(1, self.ahead_rows * self.ranks.world_size // self.rows_per_step)
+        asked = position + self.rows_per_step  # up to here the shards are asked for
+        try:
             while True:
+                while not wait([coming], POLL).done:
+                    if stopping():
+                        return
                 step = coming.result()
                 position += self.rows_per_step
-                coming = pool.submit(self.step, position, objective)
+                coming = self._prepare(position, objective)
                 for _ in range(2):  # gaining one step at each step, until it is far enough ahead
                     if asked < position + steps_ahead * self.rows_per_step:
                         self._prefetch(asked)
                         asked += self.rows_per_step
                 yield step
+        finally:
+            wait([coming], 10 * POLL)
+
+    def _prepare(self, position: int, objective: Objective) -> Future[Step]:
+        """The step, from a thread of its own: a daemon, as a read that waits out an outage must not hold up the process's end."""
+        future: Future[Step] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self.step(position, objective))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="loader", daemon=True).start()
+        return future
 
     def _prefetch(self, position: int) -> None:
         """The shards of this rank's rows of the step at `position`."""

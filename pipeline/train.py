@@ -117,6 +117,9 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
         watchdog.alive()
         return not (stops.pending() or (ranks.leads and folder.stop_requested()))
 
+    def asked_to_stop() -> bool:  # of a rank that waits for its rows, as the leading one may for this one
+        return stops.pending() or folder.stop_requested()
+
     def stop() -> bool:
         if state.step > saved:
             save_checkpoint()
@@ -125,7 +128,7 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
     with (
         Watchdog(faults.hang_medians, faults.hang_seconds, ranks.rank) as watchdog,
         PhaseLog(folder.phase(phase.name), board, state, phase.tokens, recipe.logging.every_steps, ranks.leads) as log,
-        closing(parts.loaders[index].steps(state.position, objective)) as steps,
+        closing(parts.loaders[index].steps(state.position, objective, asked_to_stop)) as steps,
     ):
         # At a phase's start; and again where a stop came between a step and the validation that was due after it.
         missed = leads_say(agreement, state.step not in log.validated_at)
@@ -139,7 +142,7 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
         while not last:
             clock_due = ranks.leads and checkpoint_overdue(recipe, saved_at)
             step, (tokens, labels, stopping, save_due) = agree_on_step(steps, agreement, [not go_on(), clock_due])
-            if stopping:
+            if stopping or step is None:
                 return stop()
             if save_due and state.step > saved:
                 save_checkpoint()
@@ -192,21 +195,26 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
     return True
 
 
-def agree_on_step(steps: Iterator[Step], agreement: Agreement, questions: list[bool]) -> tuple[Step, list[int]]:
-    """The next step; its tokens and labels over all ranks, and of each question on how many ranks the answer is yes."""
+def agree_on_step(steps: Iterator[Step], agreement: Agreement, questions: list[bool]) -> tuple[Step | None, list[int]]:
+    """The next step; its tokens and labels over all ranks, and of each question on how many ranks the answer is yes.
+
+    The first question is whether to stop: yes on a rank whose steps have ended. There the step is None.
+    """
     problem: Exception | None = None
     step: Step | None = None
+    stopping, *others = questions
     try:
-        step = next(steps)
+        step = next(steps, None)
+        stopping = stopping or step is None
     except Exception as error:  # the others must hear of it, or they would wait for this rank in vain
         problem = error
     counts = [step.tokens, step.labels] if step else [0, 0]
-    *agreed, problems = agreement.sum([*counts, *map(int, questions), int(problem is not None)])
+    *agreed, problems = agreement.sum([*counts, *map(int, [stopping, *others]), int(problem is not None)])
     if problem is not None:
         raise problem
-    if problems or step is None:
+    if problems:
         raise Failure("another rank failed to read its rows; its own message says why")
-    if not agreed[0]:
+    if not agreed[0] and not agreed[2]:
         raise UsageError("faults.skip_rows leaves a step without any row; skip fewer rows, or use a larger batch")
     return step, agreed
 

@@ -54,6 +54,17 @@ def rows(corpus: Path, tokenizer: Path) -> Path:
     return out
 
 
+@pytest.fixture(scope="session")
+def small_shards(corpus: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same rows, train/ in some 45 compressed shards."""
+    from data_prep.__main__ import main
+
+    out = tmp_path_factory.mktemp("small") / "rows"
+    options = ["--tokenizer", str(tokenizer), "--out", str(out), "--row-length", "128", "--validation", "0.05"]
+    assert main(["build", str(corpus), *options, "--shard-size", "16kb", "--compression", "zstd"]) == 0
+    return out
+
+
 def tiny_recipe(rows: Path) -> dict[str, Any]:
     """Two phases of about 12 and 5 steps for a model that trains in a second."""
     return {
