@@ -17,7 +17,7 @@ from pipeline.data import Loader, MixedRows
 from pipeline.distributed import Agreement
 from pipeline.encoder import Encoder, with_backend
 from pipeline.engine import Engine
-from pipeline.huggingface import WEIGHTS, from_config_fields, local_folder
+from pipeline.huggingface import REFUSED, WEIGHTS, from_config_fields, has_dropout, local_folder, rates
 from pipeline.objectives import Vocabulary
 from pipeline.recipe import OwnData, Recipe, Sources, frozen_groups, locations
 from pipeline.run import RunFolder, last_checkpoint
@@ -169,7 +169,11 @@ def random_config(recipe: Recipe, tokenizer: TokenizerInfo) -> ModernBertConfig:
 
 
 def check_fit(recipe: Recipe, everything: list[Rows], config: ModernBertConfig) -> None:
-    """Failure where the rows or the phases do not fit a model of this config."""
+    """Failure where the rows, the phases or `model` do not fit a model of this config."""
+    if has_dropout(config) and not recipe.model.dropout:
+        raise Failure(REFUSED.format(rates=rates(config)))
+    if recipe.model.dropout and not has_dropout(config):
+        raise UsageError("model.dropout has no effect: the config's embedding_dropout and mlp_dropout are 0; remove it")
     tokenizer = everything[0].manifest.tokenizer
     if config.vocab_size < tokenizer.vocabulary:
         raise Failure(

@@ -8,6 +8,7 @@ There is no [rows, length] rectangle anywhere after the loader, hence no padding
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ class PackedBatch:
     label_positions: Tensor  # [L] int64, indices into T
     labels: Tensor  # [L] int64, label i belongs to position label_positions[i]
     row_ids: tuple[int, ...] = ()  # of the rows it was made of
+    dropout_keys: Tensor | None = None  # [T] int64, see `dropout.token_keys`; None: none
 
     @classmethod
     def from_arrays(
@@ -35,6 +37,7 @@ class PackedBatch:
         label_positions: NDArray[np.integer],
         labels: NDArray[np.integer],
         row_ids: Sequence[int] = (),
+        dropout_keys: NDArray[np.int64] | None = None,
     ) -> "PackedBatch":
         """From flat ids [T] and document lengths [S]; ValueError where they disagree."""
         lengths = np.asarray(lengths, np.int64)
@@ -53,6 +56,7 @@ class PackedBatch:
             label_positions=torch.from_numpy(np.asarray(label_positions).astype(np.int64)),
             labels=torch.from_numpy(np.asarray(labels).astype(np.int64)),
             row_ids=tuple(row_ids),
+            dropout_keys=None if dropout_keys is None else torch.from_numpy(dropout_keys),
         )
 
     @classmethod
@@ -65,8 +69,9 @@ class PackedBatch:
         return cls.from_arrays(np.concatenate(ids), np.array([len(d) for d in ids]), none, none)
 
     def to(self, device: torch.device | str) -> "PackedBatch":
-        names = ("input_ids", "position_ids", "cu_seqlens", "label_positions", "labels")
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
+        return replace(self, **moved)
 
     def filled(self, total: int) -> "PackedBatch":
         """With padding documents behind the others up to `total` tokens: unlabelled, isolated, none longer than the longest.
@@ -80,9 +85,12 @@ class PackedBatch:
         ends = torch.cat([starts[1:], torch.tensor([total], dtype=torch.int32)])
         positions = torch.arange(missing) % self.max_seqlen
         device = self.input_ids.device
+        nothing = torch.zeros(missing, dtype=torch.int64, device=device)
+        keys = self.dropout_keys
         return replace(
             self,
-            input_ids=torch.cat([self.input_ids, torch.zeros(missing, dtype=torch.int64, device=device)]),
+            input_ids=torch.cat([self.input_ids, nothing]),
+            dropout_keys=None if keys is None else torch.cat([keys, nothing]),
             position_ids=torch.cat([self.position_ids, positions.to(device)]),
             cu_seqlens=torch.cat([self.cu_seqlens, ends.to(device)]),
         )

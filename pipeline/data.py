@@ -152,14 +152,14 @@ class Loader:
             places = [n for n in range(micro, micro + self.rows_per_device) if row_ids[n] not in self.skip]
             rows = [label(self.rows[row_ids[n]], objective, self.vocabulary, position + n) for n in places]
             tokens += sum(len(row.input_ids) for row in rows)
-            batches.append(pack(rows or [self._nothing()], [row_ids[n] for n in places]))
+            batches.append(pack(rows or [self._nothing(objective)], [row_ids[n] for n in places]))
         kept = [i for i in row_ids if i not in self.skip]
         return Step(batches, tokens, sum(len(b.labels) for b in batches), position, kept)
 
-    def _nothing(self) -> LabelledRow:
+    def _nothing(self, objective: Objective) -> LabelledRow:
         """What a rank computes on where all rows of a micro-batch are skipped: one token, no label."""
-        none = np.zeros(0, np.int64)
-        return LabelledRow(np.array([self.vocabulary.mask]), np.array([1], np.uint32), none, none)
+        none, keys = np.zeros(0, np.int64), np.zeros(1, np.int64) if objective.dropout else None
+        return LabelledRow(np.array([self.vocabulary.mask]), np.array([1], np.uint32), none, none, keys)
 
     def steps(
         self, position: int, objective: Objective, stopping: Callable[[], bool] = lambda: False

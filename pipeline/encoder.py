@@ -20,12 +20,16 @@ from transformers.activations import ACT2FN
 from data_prep.errors import Failure
 from pipeline.attention import attend, available
 from pipeline.batch import PackedBatch
+from pipeline.dropout import dropout, layer_keys
 from pipeline.huggingface import (
     OF_VOCABULARY,
+    REFUSED,
     TIED,
     half_window,
+    has_dropout,
     is_global,
     local_folder,
+    rates,
     read_config,
     read_weights,
     rope_theta,
@@ -125,10 +129,14 @@ class MLP(nn.Module):
         self.act = ACT2FN[config.hidden_activation]
         self.Wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.Wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.dropout = config.mlp_dropout
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
         value, gate = self.Wi(x).chunk(2, dim=-1)
-        out: Tensor = self.Wo(self.act(value) * gate)
+        gated = self.act(value) * gate
+        if keys is not None and self.dropout:
+            gated = dropout(gated, keys, self.dropout)
+        out: Tensor = self.Wo(gated)
         return out
 
 
@@ -140,20 +148,23 @@ class Layer(nn.Module):
         self.mlp_norm = _norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, batch: PackedBatch, rotation: Rotation, causal: bool, backend: str) -> Tensor:
+    def forward(
+        self, x: Tensor, batch: PackedBatch, rotation: Rotation, causal: bool, backend: str, keys: Tensor | None
+    ) -> Tensor:
         """`before` and `after` are tensors only, so that they can be compiled; boundaries and masks stay between them."""
         q, k, v = self.before(x, rotation.cos, rotation.sin).unbind(1)
         boundaries = (batch.cu_seqlens, batch.max_seqlen)
         context = attend(q, k, v, *boundaries, causal=causal, half_window=self.attn.half_window, backend=backend)
-        return self.after(x, context)
+        return self.after(x, context, keys)
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, D] to turned queries, turned keys and values [T, 3, N, H]."""
         return turn(self.attn.Wqkv(self.attn_norm(x)), cos, sin, self.attn.heads)
 
-    def after(self, x: Tensor, context: Tensor) -> Tensor:
+    def after(self, x: Tensor, context: Tensor, keys: Tensor | None) -> Tensor:
+        """keys: [T] int64, of dropout (see `dropout.layer_keys`); None: without."""
         x = x + self.attn.Wo(context.flatten(1))
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x), keys)
         return out
 
 
@@ -215,15 +226,27 @@ class Encoder(nn.Module):
         head_dim = self.config.hidden_size // self.config.num_attention_heads
         rotations = {g: Rotation.at(batch.position_ids, head_dim, rope_theta(self.config, g)) for g in (True, False)}
         x = self.model.embeddings(batch.input_ids)
-        for layer in self.model.layers:
+        keys = self._dropout_keys(batch)
+        if keys is not None and self.config.embedding_dropout:
+            x = dropout(x, layer_keys(keys, 0), self.config.embedding_dropout)
+        for number, layer in enumerate(self.model.layers, 1):
             assert isinstance(layer, Layer)
-            arguments = (x, batch, rotations[layer.attn.is_global], causal, self.attention)
+            own = None if keys is None else layer_keys(keys, number)
+            arguments = (x, batch, rotations[layer.attn.is_global], causal, self.attention, own)
             if self.activation_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, *arguments, use_reentrant=False)
             else:
                 x = layer(*arguments)
         hidden: Tensor = self.model.final_norm(x)
         return hidden[:tokens]
+
+    def _dropout_keys(self, batch: PackedBatch) -> Tensor | None:
+        """None: no dropout here. Failure rather than training in silence without the dropout that the config has."""
+        if not self.training or not has_dropout(self.config):
+            return None
+        if batch.dropout_keys is None:
+            raise Failure(REFUSED.format(rates=rates(self.config)))
+        return batch.dropout_keys
 
     def compile_blocks(self, fill_to: int | None = None) -> None:
         """torch.compile each layer on both sides of its attention; all layers of a kind share their compiled code.

@@ -20,6 +20,8 @@ from data_prep.errors import Failure
 WEIGHTS = "model.safetensors"
 TIED = ("model.embeddings.tok_embeddings.weight", "decoder.weight")
 OF_VOCABULARY = (*TIED, "decoder.bias")  # weights with a row for each id
+DROPOUT = ("embedding_dropout", "mlp_dropout")
+REFUSED = "{rates}: dropout is refused unless it is asked for; set it to 0, or model.dropout: true to train with it"
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -34,6 +36,15 @@ def is_global(config: ModernBertConfig, layer: int) -> bool:
 def half_window(config: ModernBertConfig, layer: int) -> int | None:
     """Of a layer, as `attend` takes it: None is global; 64 to each side where local_attention is 128."""
     return None if is_global(config, layer) else config.local_attention // 2
+
+
+def rates(config: ModernBertConfig) -> str:
+    """Those above 0, for a message."""
+    return " and ".join(f"config.{name} is {getattr(config, name)}" for name in DROPOUT if getattr(config, name))
+
+
+def has_dropout(config: ModernBertConfig) -> bool:
+    return bool(rates(config))
 
 
 def rope_theta(config: ModernBertConfig, of_global: bool) -> float:
@@ -51,9 +62,14 @@ def supported(config: ModernBertConfig) -> ModernBertConfig:
 
     Completed: both majors' fields say the same. transformers 4 ignores those of 5, hence would build another model.
     """
-    for name in ("attention_dropout", "mlp_dropout", "embedding_dropout"):
-        if getattr(config, name, 0.0):
-            raise Failure(f"config.{name} is {getattr(config, name)}: dropout is not supported, set it to 0")
+    if config.attention_dropout:
+        raise Failure(
+            f"config.attention_dropout is {config.attention_dropout}: attention kernels draw it themselves, whatever the "
+            "place in the row stream, so that no run could be repeated; set it to 0 (embedding_dropout and mlp_dropout can be had)"
+        )
+    for name in DROPOUT:
+        if not 0 <= getattr(config, name) < 1:
+            raise Failure(f"config.{name} is {getattr(config, name)}: it must be from 0 to below 1")
     if config.hidden_size % config.num_attention_heads or (config.hidden_size // config.num_attention_heads) % 2:
         raise Failure("config.hidden_size must be an even multiple of config.num_attention_heads")
     if config.local_attention < 2:

@@ -7,7 +7,7 @@ ordinary token with the mask rate; 80 % of the drawn become the mask token, 10 %
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 
 from data_prep.rows import Row, TokenizerInfo
 from pipeline.batch import PackedBatch
+from pipeline.dropout import token_keys
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Of a phase or of the validation: all that decides labels and mask."""
+    """Of a phase or of the validation: all that decides labels, mask and dropout."""
 
     kind: str  # "clm" or "mlm"
     mask_rate: float = 0.0  # mlm only
     label: str = ""  # name of the phase: phases under the same seed draw different masks
     seed: int = 0
+    dropout: bool = False
 
     @property
     def causal(self) -> bool:
@@ -55,6 +57,7 @@ class LabelledRow:
     lengths: NDArray[np.uint32]  # [pieces]
     label_positions: NDArray[np.int64]  # [labels], ascending
     labels: NDArray[np.int64]  # [labels]
+    dropout_keys: NDArray[np.int64] | None = None  # [length]
 
 
 def generator(seed: int, label: str, position: int) -> np.random.Generator:
@@ -89,17 +92,24 @@ def mlm_labels(row: Row, mask_rate: float, vocabulary: Vocabulary, rng: np.rando
 def label(row: Row, objective: Objective, vocabulary: Vocabulary, position: int) -> LabelledRow:
     """The row at `position` of its stream, under `objective`."""
     if objective.causal:
-        return clm_labels(row)
-    return mlm_labels(row, objective.mask_rate, vocabulary, generator(objective.seed, objective.label, position))
+        labelled = clm_labels(row)
+    else:
+        rng = generator(objective.seed, objective.label, position)
+        labelled = mlm_labels(row, objective.mask_rate, vocabulary, rng)
+    if not objective.dropout:
+        return labelled
+    return replace(labelled, dropout_keys=token_keys(objective.seed, objective.label, position, len(row.tokens)))
 
 
 def pack(rows: Sequence[LabelledRow], row_ids: Sequence[int]) -> PackedBatch:
     """Rows one after the other as one packed batch."""
     starts = np.cumsum([0, *(len(row.input_ids) for row in rows)])
+    keys = [row.dropout_keys for row in rows if row.dropout_keys is not None]
     return PackedBatch.from_arrays(
         np.concatenate([row.input_ids for row in rows]),
         np.concatenate([row.lengths for row in rows]),
         np.concatenate([row.label_positions + start for row, start in zip(rows, starts, strict=False)]),
         np.concatenate([row.labels for row in rows]),
         row_ids,
+        np.concatenate(keys) if keys else None,
     )

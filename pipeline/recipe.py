@@ -79,6 +79,7 @@ class Model(Strict):
     config: dict[str, Any] | None = None  # ModernBertConfig fields, when init is null
     attention: Literal["auto", "flash", "torch_varlen", "sdpa"] = "auto"
     vocab_multiple: Count | None = None  # pad the vocabulary to a multiple while training; the export undoes it
+    dropout: bool = False  # train with the config's embedding_dropout and mlp_dropout, which are refused otherwise
 
     @model_validator(mode="after")
     def _one_source(self) -> "Model":

@@ -86,7 +86,7 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
     """Train phase `index` to its budget, from wherever it stands. False: stopped early, checkpoint saved."""
     phase, folder, engine = recipe.phases[index], parts.folder, parts.engine
     state = agreement.together(lambda: enter_phase(recipe, index, parts))
-    objective = Objective(phase.objective, phase.mask_rate or 0.0, phase.name, recipe.seed)
+    objective = Objective(phase.objective, phase.mask_rate or 0.0, phase.name, recipe.seed, recipe.model.dropout)
     ranks, faults, spikes = agreement.ranks, recipe.faults, Spikes()
     board = folder.path / "tensorboard" / phase.name if recipe.logging.tensorboard else None
     peak = device_peak(engine.device)

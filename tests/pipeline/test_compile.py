@@ -1,6 +1,7 @@
 """Layers compiled on both sides of their attention: the same numbers, one compilation for all batches."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,16 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from pipeline.batch import PackedBatch
+from pipeline.dropout import token_keys
 from pipeline.encoder import Encoder
 from pipeline.loss import LossModel
 
 SHAPES = [(5, 64, 65, 130), (200, 3), (9, 9, 9, 9, 9, 9, 100), (70,), (31, 2, 140)]
+
+
+def batch_of(lengths: Sequence[int]) -> PackedBatch:
+    keys = torch.from_numpy(token_keys(0, "clm", 0, sum(lengths)))
+    return replace(labelled(documents(lengths)), dropout_keys=keys)
 
 
 def results(encoder: Encoder, batch: PackedBatch, causal: bool) -> list[Tensor]:
@@ -31,15 +38,17 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
     return counter
 
 
-@pytest.mark.parametrize("fill_to", [None, 300])
-def test_one_compilation_serves_every_batch(counter: CompileCounterWithBackend, fill_to: int | None) -> None:
-    plain = Encoder.random(config(), seed=0, attention="sdpa")
-    compiled = Encoder.random(config(), seed=0, attention="sdpa")
+@pytest.mark.parametrize(("fill_to", "rate"), [(None, 0.0), (300, 0.0), (300, 0.1)])
+def test_one_compilation_serves_every_batch(
+    counter: CompileCounterWithBackend, fill_to: int | None, rate: float
+) -> None:
+    plain = Encoder.random(config(mlp_dropout=rate), seed=0, attention="sdpa")
+    compiled = Encoder.random(config(mlp_dropout=rate), seed=0, attention="sdpa")
     compiled.compile_blocks(fill_to)
     warm = 0
     for i, lengths in enumerate(SHAPES):
         for causal in (False, True):
-            batch = labelled(documents(lengths))
+            batch = batch_of(lengths)
             for a, b in zip(results(compiled, batch, causal), results(plain, batch, causal), strict=True):
                 assert error(a, b) < 1e-5
             with torch.no_grad():
@@ -52,10 +61,10 @@ def test_one_compilation_serves_every_batch(counter: CompileCounterWithBackend, 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_inductor_equals_eager() -> None:
     torch._dynamo.reset()
-    plain = Encoder.random(config(num_hidden_layers=1), seed=0, attention="sdpa")
-    compiled = Encoder.random(config(num_hidden_layers=1), seed=0, attention="sdpa")
+    of = config(num_hidden_layers=1, mlp_dropout=0.1)
+    plain, compiled = (Encoder.random(of, seed=0, attention="sdpa") for _ in range(2))
     compiled.compile_blocks()
-    batch = labelled(documents((5, 64, 65)))
+    batch = batch_of((5, 64, 65))
     for a, b in zip(results(compiled, batch, True), results(plain, batch, True), strict=True):
         assert error(a, b) < 1e-5
 

@@ -344,8 +344,3 @@ def test_random_weights_depend_on_the_seed_alone() -> None:
 def test_unknown_config_fields_are_refused() -> None:
     with pytest.raises(Failure, match="hidden_sise"):
         from_config_fields({"hidden_sise": 64})
-
-
-def test_dropout_is_refused() -> None:
-    with pytest.raises(Failure, match="mlp_dropout"):
-        Encoder(config(mlp_dropout=0.1))

@@ -76,7 +76,8 @@ def test_queries_on_configs() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"mlp_dropout": 0.1}, "mlp_dropout"),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1: attention kernels draw it themselves"),
+        ({"mlp_dropout": 1.0}, "mlp_dropout is 1.0: it must be from 0 to below 1"),
         ({"hidden_size": 66}, "hidden_size"),
         ({"local_attention": 0}, "local_attention"),
         ({"rope_parameters": {FULL: {"rope_type": "yarn", "rope_theta": 1e4}}}, "rope_parameters"),

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -314,3 +315,53 @@ def test_a_cache_folder_of_another_user_is_refused(streamed: Write, tmp_path: Pa
     os.chown(root, 12345, 12345)
     with pytest.raises(Failure, match="belongs to another user"):
         JobCache(load(streamed()), {"SLURM_JOB_ID": "1"}).open()
+
+
+def _as_user(user: int, recipe: Path, environment: dict[str, str], opened: str, go: str) -> None:
+    """In a process of its own: open a job's cache as `user`, and hold it until told to go."""
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+    cache = JobCache(load(recipe), {"SLURM_JOB_ID": "7"})
+    folder = cache.open()
+    assert folder is not None
+    (folder / "shard").write_text("text")
+    with open(opened, "a") as file:
+        file.write(f"{folder}\n")
+    while not Path(go).exists():
+        time.sleep(0.05)
+    assert (folder / "shard").read_text() == "text"
+    cache.release()
+    assert not folder.exists()
+
+
+def test_two_users_on_one_node(streamed: Write, tmp_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("only root can become two users")
+    shared = tempfile.mkdtemp()  # a node's /tmp, on the way to which nothing is closed to others
+    os.chmod(shared, 0o1777)
+    try:
+        recipe, opened, go = (Path(shared) / name for name in ("recipe.yaml", "opened", "go"))
+        shutil.copy(streamed(), recipe)
+        opened.touch()
+        opened.chmod(0o666)
+        environment = {**os.environ, "TMPDIR": shared}
+        context = multiprocessing.get_context("forkserver")
+        arguments = (recipe, environment, str(opened), str(go))
+        users = [context.Process(target=_as_user, args=(user, *arguments)) for user in (12345, 12346)]
+        for process in users:
+            process.start()
+        deadline = time.monotonic() + 60
+        while len(opened.read_text().splitlines()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        folders = [Path(line) for line in opened.read_text().splitlines()]
+        assert len({folder.parent for folder in folders}) == 2
+        assert {folder.parent.stat().st_mode & 0o777 for folder in folders} == {0o700}
+        go.touch()
+        for process in users:
+            process.join(60)
+        assert [process.exitcode for process in users] == [0, 0]
+    finally:
+        shutil.rmtree(shared)
