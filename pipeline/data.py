@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from pipeline.batch import PackedBatch
 from pipeline.distributed import Ranks
 from pipeline.objectives import LabelledRow, Objective, Vocabulary, label, pack
 
+T = TypeVar("T")
 SHUFFLE_BLOCK = 1 << 16  # rows: shuffled across that many neighbours, so that look-ahead touches few shards
 AHEAD_ROWS = 4096  # of a rank whose shards are fetched before their turn, where the rows are at a URL
 POLL = 0.5  # seconds between two questions whether to stop, while rows are waited for
@@ -165,17 +167,16 @@ class Loader:
         self, position: int, objective: Objective, stopping: Callable[[], bool] = lambda: False
     ) -> Generator[Step]:
         """Steps from `position` on. It ends where `stopping` says so while a step is waited for: through an outage, say."""
-        coming = self._prepare(position, objective)
+        coming = in_background(partial(self.step, position, objective))
         steps_ahead = max(1, self.ahead_rows * self.ranks.world_size // self.rows_per_step)
         asked = position + self.rows_per_step  # up to here the shards are asked for
         try:
             while True:
-                while not wait([coming], POLL).done:
-                    if stopping():
-                        return
-                step = coming.result()
+                step = result_unless(stopping, coming)
+                if step is None:
+                    return
                 position += self.rows_per_step
-                coming = self._prepare(position, objective)
+                coming = in_background(partial(self.step, position, objective))
                 for _ in range(2):  # gaining one step at each step, until it is far enough ahead
                     if asked < position + steps_ahead * self.rows_per_step:
                         self._prefetch(asked)
@@ -184,22 +185,31 @@ class Loader:
         finally:
             wait([coming], 10 * POLL)
 
-    def _prepare(self, position: int, objective: Objective) -> Future[Step]:
-        """The step, from a thread of its own: a daemon, as a read that waits out an outage must not hold up the process's end."""
-        future: Future[Step] = Future()
-
-        def work() -> None:
-            try:
-                future.set_result(self.step(position, objective))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work, name="loader", daemon=True).start()
-        return future
-
     def _prefetch(self, position: int) -> None:
         """The shards of this rank's rows of the step at `position`."""
         if self._remote:
             share = self.rows_per_step // self.ranks.world_size
             begin = position + self.ranks.rank * share
             self.rows.prefetch(self.rows.row_id(g) for g in range(begin, begin + share))
+
+
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """`work` in a thread: a daemon, as a read that waits out an outage must not keep the process from ending."""
+    future: Future[T] = Future()
+
+    def carry_out() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=carry_out, name="loader", daemon=True).start()
+    return future
+
+
+def result_unless(stopping: Callable[[], bool], future: Future[T]) -> T | None:
+    """What the future comes to; None where `stopping` says so before, which is asked while there is nothing yet."""
+    while not wait([future], POLL).done:
+        if stopping():
+            return None
+    return future.result()

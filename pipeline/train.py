@@ -107,7 +107,7 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
     def validate() -> bool:
         """False where a stop was asked for in the middle; it is done again when the run goes on."""
         begin = time.monotonic()
-        losses = parts.validation(engine, go_on) if parts.validation else {}
+        losses = parts.validation(engine, go_on, asked_to_stop) if parts.validation else {}
         if losses:
             where = {"phase": phase.name, "step": state.step, "tokens": state.tokens, "validation": True}
             log.validate({**where, **losses, "seconds": time.monotonic() - begin})

@@ -1,11 +1,14 @@
 """Validation: always the same rows under the same masks, MLM and CLM loss both, whatever phase, step or number of ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from data_prep.errors import Failure
 from data_prep.rows import Rows
+from pipeline.batch import PackedBatch
+from pipeline.data import in_background, result_unless
 from pipeline.distributed import Agreement
 from pipeline.engine import Engine
 from pipeline.objectives import Objective, Vocabulary, label, pack
@@ -23,12 +26,14 @@ class Validation:
         mlm = Objective("mlm", recipe.validation.mask_rate, "validation", recipe.seed)
         self.objectives = {"mlm_loss": mlm, "clm_loss": Objective("clm")}
 
-    def __call__(self, engine: Engine, go_on: Callable[[], bool]) -> dict[str, float] | None:
+    def __call__(
+        self, engine: Engine, go_on: Callable[[], bool], stopping: Callable[[], bool]
+    ) -> dict[str, float] | None:
         """Mean loss a label under both objectives, in nats, and the number of rows; a collective call.
 
         Rows are dealt to the ranks by index and each counts once. Every rank makes the same number of forward
         passes; one that has no rows left repeats its first and does not count it. `go_on` is asked on every rank before
-        each pass; None where any says no.
+        each pass, `stopping` while its rows are waited for; None where any rank is to stop.
         """
         world, rank = self.agreement.ranks.world_size, self.agreement.ranks.rank
         batches = [self.row_ids[i : i + self.per_batch] for i in range(0, len(self.row_ids), self.per_batch)]
@@ -41,16 +46,17 @@ class Validation:
                 counts = mine < len(batches)
                 ids = batches[mine if counts else 0]
                 problem: Exception | None = None
+                batch: PackedBatch | None = None
                 try:
-                    batch = pack([label(self.rows[i], objective, self.vocabulary, i) for i in ids], ids)
+                    batch = result_unless(stopping, in_background(partial(self._batch, ids, objective)))
                 except Exception as error:  # all must leave together
                     problem = error
-                stops, problems = self.agreement.sum([int(not go_on()), int(problem is not None)])
+                stops, problems = self.agreement.sum([int(batch is None or not go_on()), int(problem is not None)])
                 if problem is not None:
                     raise problem
                 if problems:
                     raise Failure("another rank failed to read its validation rows; its own message says why")
-                if stops:
+                if stops or batch is None:
                     return None
                 loss = engine.evaluate(batch, objective.causal)
                 if counts:
@@ -59,3 +65,6 @@ class Validation:
             total, count = self.agreement.sum_real([total, labels])
             result[name] = total / max(1.0, count)
         return result
+
+    def _batch(self, ids: Sequence[int], objective: Objective) -> PackedBatch:
+        return pack([label(self.rows[i], objective, self.vocabulary, i) for i in ids], ids)

@@ -39,13 +39,13 @@ class Site:
                 client.upload_file(str(file), "rows", str(file.relative_to(rows)))
         tree: dict[str, Any] = tiny_recipe(rows)
         tree["engine"] = {"deepspeed": "ds_configs/zero2.json"}
-        tree["phases"][0]["tokens"] = 200_000  # some 200 steps: time to be interrupted
+        tree["phases"][0]["tokens"] = 100_000  # some 100 steps: time to be interrupted
         tree["validation"] = {"every_steps": 100, "rows": 5}
         tree["checkpoints"] = {"every_steps": 20}
         self.local = folder / "local.yaml"
         self.local.write_text(yaml.safe_dump(tree))
-        # A limit of less than half the rows, so that shards are fetched all the time.
-        tree["data"] = {"rows": "s3://rows/train", "validation": "s3://rows/validation", "cache_limit": "300kb"}
+        # A limit below the size of the rows, so that shards are fetched all the time.
+        tree["data"] = {"rows": "s3://rows/train", "validation": "s3://rows/validation", "cache_limit": "400kb"}
         self.recipe = folder / "recipe.yaml"
         self.recipe.write_text(yaml.safe_dump(tree))
         self.environment = store.environment | {

@@ -169,7 +169,7 @@ def test_training_from_a_bucket_is_training_from_a_folder(
 def test_a_stop_in_the_middle_of_an_outage(streamed: Write, store: ObjectStore, tmp_path: Path) -> None:
     """The server is gone; whoever asks the run to stop is heard at once, and nothing that was trained is lost."""
     limit = "300kb"  # of 0.7 MB, so that shards are fetched all the time
-    path = streamed(data__cache_limit=limit, phases__0__tokens=30_000, batch={"rows": 4, "rows_per_device": 2})
+    path = streamed(data__cache_limit=limit, phases__0__tokens=20_000, batch={"rows": 4, "rows_per_device": 2})
     running = start(2, tmp_path / "log", path, "--run-dir", tmp_path / "run")
     log = tmp_path / "run" / "clm" / "metrics.jsonl"
     deadline = time.monotonic() + 60
@@ -179,7 +179,7 @@ def test_a_stop_in_the_middle_of_an_outage(streamed: Write, store: ObjectStore, 
     try:
         trained = -1
         while trained != (trained := len(log.read_text().splitlines())):
-            time.sleep(3)
+            time.sleep(2)
         (tmp_path / "run" / "STOP").touch()
         begin = time.monotonic()
         assert [result.code for result in running.wait()] == [75, 75]
@@ -340,7 +340,7 @@ def _as_user(user: int, recipe: Path, environment: dict[str, str], opened: str, 
 def test_two_users_on_one_node(streamed: Write, tmp_path: Path) -> None:
     if os.getuid():
         pytest.skip("only root can become two users")
-    shared = tempfile.mkdtemp()  # a node's /tmp, on the way to which nothing is closed to others
+    shared = tempfile.mkdtemp(dir="/tmp")  # a node's /tmp, on the way to which nothing is closed to others
     os.chmod(shared, 0o1777)
     try:
         recipe, opened, go = (Path(shared) / name for name in ("recipe.yaml", "opened", "go"))
