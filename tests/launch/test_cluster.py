@@ -1,6 +1,7 @@
 """Both phases on a real two-node Slurm, rows in a real bucket: preempted in every way, cut off, failing."""
 
 import os
+import re
 import signal
 import sys
 import time
@@ -87,17 +88,28 @@ class Site:
     def wait(self, condition: Callable[[], bool], run: str, seconds: float = 120) -> None:
         self.cluster.wait_for(condition, seconds, lambda: self.logs(run))
 
-    def signal(self, run: str, number: int, node: str = "") -> None:
-        """To the run's ranks themselves, on all nodes or one: SIGSTOP freezes them, so that no speed outruns the test."""
+    def ranks(self, run: str, node: str = "") -> list[Path]:
+        """/proc/PID of the run's ranks, on all nodes or one."""
+        found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 words, environment = ((entry / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
-                if os.fsencode(self.folder / run) in words and f"SLURMD_NODENAME={node}" in os.fsdecode(
-                    b"\n".join(environment)
-                ):
-                    os.kill(int(entry.name), number)
             except OSError:
                 continue  # it has ended
+            of_node = any(value.startswith(f"SLURMD_NODENAME={node}".encode()) for value in environment)
+            if of_node and os.fsencode(self.folder / run) in words and words[0] == os.fsencode(sys.executable):
+                found.append(entry)
+        return found
+
+    def signal(self, run: str, number: int, node: str = "") -> None:
+        """To the ranks themselves: SIGSTOP freezes them, so that no machine's speed outruns the test."""
+        for entry in self.ranks(run, node):
+            os.kill(int(entry.name), number)
+
+    def has_pending(self, run: str, number: int) -> bool:
+        """Whether the signal waits in each of the run's ranks."""
+        masks = [re.findall(r"(?:SigPnd|ShdPnd):\t(\w+)", (entry / "status").read_text()) for entry in self.ranks(run)]
+        return bool(masks) and all(any(int(mask, 16) >> (number - 1) & 1 for mask in both) for both in masks)
 
     def same(self, a: str, b: str, phases: Sequence[str] = ("clm", "mlm_decay")) -> None:
         """The same rows, and the same final validation losses."""
@@ -117,31 +129,49 @@ def site(cluster: Cluster, store: ObjectStore, small_shards: Path, tmp_path_fact
 def test_two_chains_through_preemption_requeue_an_outage_and_a_node_that_fails(site: Site, store: ObjectStore) -> None:
     """`rough` needs two nodes, `shrinking` takes what there is; both end as a run that nothing disturbed."""
     cluster = site.cluster
-    # SLURM's own --signal, some seconds after the start: while Python imports. END_TIME far off, so that it alone counts.
+    # END_TIME far off, so that SLURM's own --signal alone counts; it comes 5 to 40 s after the start.
     rough, rough_decay = site.submit("rough", "--nodes=2", "--time=1", "--signal=USR2@55", CLM_DETOUR_END_TIME=FAR)
     assert f"afterok:{rough}" in cluster.job(rough_decay)["Dependency"]
-    site.restarted("rough", rough, 1)
-    cluster("scontrol", "update", f"JobId={rough}", "TimeLimit=60")
-    cluster("scontrol", "update", f"JobId={rough_decay}", "TimeLimit=60")
-    assert "phase clm: job" in site.logs("rough")
-
-    site.trains("rough", rough)
-    assert "clm (clm): running or stopped  step" in site.status("rough")
-    cluster("scancel", "--signal=USR2", rough)  # in the middle of training
-    site.restarted("rough", rough, 2)
-    site.trains("rough", rough, 1)
-    cluster("scontrol", "requeue", rough)  # by an administrator, without any signal
-    site.restarted("rough", rough, 3)
     site.wait(lambda: cluster.state(rough) == "RUNNING", "rough")
-
     environment = site.environment | {"RECIPE": str(site.recipe), "RUN_DIR": str(site.folder / "shrinking")}
     options = ("--nodes=1-2", "--ntasks=2", "--cpus-per-task=2", f"--output={site.folder}/shrinking.out")
     shrinking = int(cluster("sbatch", "--parsable", *options, "launch/clm_phase.sbatch", cwd=ROOT, **environment))
     site.trains("rough", rough, 1)
     site.signal("rough", signal.SIGSTOP)
+    assert "clm (clm): running or stopped  step" in site.status("rough")
     site.trains("shrinking", shrinking, 3)
-    site.signal("shrinking", signal.SIGSTOP)
     assert cluster.job(shrinking)["NodeList"] == "n[1-2]"  # the other chain holds a core of each
+
+    site.signal("shrinking", signal.SIGSTOP)
+    calm = start(2, site.folder / "log", site.local, "--run-dir", site.folder / "calm")
+    # SLURM's signal comes with a SIGCONT, in the versions that we know.
+    site.wait(lambda: site.restarts(rough) == 1 or site.has_pending("rough", signal.SIGUSR2), "rough")
+    site.signal("rough", signal.SIGCONT)
+    site.wait(lambda: site.restarts(rough) == 1, "rough")
+    cluster("scontrol", "update", f"JobId={rough}", "TimeLimit=60")
+    cluster("scontrol", "update", f"JobId={rough_decay}", "TimeLimit=60")
+    cluster.hasten(rough)
+    site.wait(lambda: len(site.ranks("rough")) == 2, "rough")
+    cluster("scancel", "--signal=USR2", rough)  # while Python imports
+    site.restarted("rough", rough, 2)
+    site.trains("rough", rough, 1)
+    cluster("scontrol", "requeue", rough)  # by an administrator, without any signal
+    site.restarted("rough", rough, 3)
+    site.trains("rough", rough, 1)
+    site.signal("rough", signal.SIGSTOP)
+
+    store.stop()  # for 20 s and more
+    try:
+        site.signal("shrinking", signal.SIGCONT)
+        time.sleep(10)
+        before = site.steps("shrinking")
+        time.sleep(10)
+        assert site.steps("shrinking") == before
+    finally:
+        store.start()
+    site.trains("shrinking", shrinking, 1)
+    site.signal("shrinking", signal.SIGSTOP)
+
     cluster("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     try:
         for run in ("rough", "shrinking"):
@@ -149,20 +179,7 @@ def test_two_chains_through_preemption_requeue_an_outage_and_a_node_that_fails(s
         site.wait(lambda: site.restarts(rough) == 4, "rough")
         cluster("scontrol", "hold", rough)  # it needs both nodes; this scheduler would let no other job past it
         site.restarted("shrinking", shrinking, 1)
-        site.trains("shrinking", shrinking, 1)
-        assert cluster.job(shrinking)["NodeList"] == "n1"
-
-        site.signal("shrinking", signal.SIGSTOP)
-        store.stop()
-        try:
-            site.signal("shrinking", signal.SIGCONT)
-            calm = start(2, site.folder / "log", site.local, "--run-dir", site.folder / "calm")
-            time.sleep(10)
-            before = site.steps("shrinking")
-            time.sleep(10)
-            assert site.steps("shrinking") == before
-        finally:
-            store.start()
+        site.wait(lambda: cluster.job(shrinking)["NodeList"] == "n1", "rough")
         assert cluster.wait(shrinking) == ["COMPLETED"]
     finally:
         cluster("scontrol", "update", "NodeName=n2", "State=RESUME")
