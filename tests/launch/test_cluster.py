@@ -40,13 +40,14 @@ class Site:
                 client.upload_file(str(file), "rows", str(file.relative_to(rows)))
         tree: dict[str, Any] = tiny_recipe(rows)
         tree["engine"] = {"deepspeed": "ds_configs/zero2.json"}
-        tree["phases"][0]["tokens"] = 100_000  # some 100 steps: time to be interrupted
-        tree["validation"] = {"every_steps": 100, "rows": 5}
+        tree["phases"][0]["tokens"] = 25_000  # some 50 steps: time to be interrupted
+        tree["batch"] = {"rows": 4, "rows_per_device": 2}
+        tree["validation"] = {"every_steps": 50, "rows": 5}
         tree["checkpoints"] = {"every_steps": 20}
         self.local = folder / "local.yaml"
         self.local.write_text(yaml.safe_dump(tree))
         # A limit below the size of the rows, so that shards are fetched all the time.
-        tree["data"] = {"rows": "s3://rows/train", "validation": "s3://rows/validation", "cache_limit": "400kb"}
+        tree["data"] = {"rows": "s3://rows/train", "validation": "s3://rows/validation", "cache_limit": "300kb"}
         self.recipe = folder / "recipe.yaml"
         self.recipe.write_text(yaml.safe_dump(tree))
         self.environment = store.environment | {
@@ -133,6 +134,7 @@ def test_two_chains_through_preemption_requeue_an_outage_and_a_node_that_fails(s
     rough, rough_decay = site.submit("rough", "--nodes=2", "--time=1", "--signal=USR2@55", CLM_DETOUR_END_TIME=FAR)
     assert f"afterok:{rough}" in cluster.job(rough_decay)["Dependency"]
     site.wait(lambda: cluster.state(rough) == "RUNNING", "rough")
+    cluster("scontrol", "hold", rough)  # after that signal it shall wait for us
     environment = site.environment | {"RECIPE": str(site.recipe), "RUN_DIR": str(site.folder / "shrinking")}
     options = ("--nodes=1-2", "--ntasks=2", "--cpus-per-task=2", f"--output={site.folder}/shrinking.out")
     shrinking = int(cluster("sbatch", "--parsable", *options, "launch/clm_phase.sbatch", cwd=ROOT, **environment))
@@ -143,13 +145,26 @@ def test_two_chains_through_preemption_requeue_an_outage_and_a_node_that_fails(s
     assert cluster.job(shrinking)["NodeList"] == "n[1-2]"  # the other chain holds a core of each
 
     site.signal("shrinking", signal.SIGSTOP)
-    calm = start(2, site.folder / "log", site.local, "--run-dir", site.folder / "calm")
+    store.stop()  # for 20 s and more
+    try:
+        site.signal("shrinking", signal.SIGCONT)
+        calm = start(2, site.folder / "log", site.local, "--run-dir", site.folder / "calm")
+        time.sleep(10)
+        before = site.steps("shrinking")
+        time.sleep(10)
+        assert site.steps("shrinking") == before
+    finally:
+        store.start()
+    site.trains("shrinking", shrinking, 1)
+    site.signal("shrinking", signal.SIGSTOP)
+
     # SLURM's signal comes with a SIGCONT, in the versions that we know.
     site.wait(lambda: site.restarts(rough) == 1 or site.has_pending("rough", signal.SIGUSR2), "rough")
     site.signal("rough", signal.SIGCONT)
     site.wait(lambda: site.restarts(rough) == 1, "rough")
     cluster("scontrol", "update", f"JobId={rough}", "TimeLimit=60")
     cluster("scontrol", "update", f"JobId={rough_decay}", "TimeLimit=60")
+    cluster("scontrol", "release", rough)
     cluster.hasten(rough)
     site.wait(lambda: len(site.ranks("rough")) == 2, "rough")
     cluster("scancel", "--signal=USR2", rough)  # while Python imports
@@ -159,18 +174,6 @@ def test_two_chains_through_preemption_requeue_an_outage_and_a_node_that_fails(s
     site.restarted("rough", rough, 3)
     site.trains("rough", rough, 1)
     site.signal("rough", signal.SIGSTOP)
-
-    store.stop()  # for 20 s and more
-    try:
-        site.signal("shrinking", signal.SIGCONT)
-        time.sleep(10)
-        before = site.steps("shrinking")
-        time.sleep(10)
-        assert site.steps("shrinking") == before
-    finally:
-        store.start()
-    site.trains("shrinking", shrinking, 1)
-    site.signal("shrinking", signal.SIGSTOP)
 
     cluster("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     try:
