@@ -63,7 +63,7 @@ class Remote:
         self.url = url.rstrip("/")
         self.opened = False  # manifest and index were read: the address and the credentials are right
         self._reached = False
-        self._local = threading.local()  # a client for each thread
+        self._idle: list[Any] = []  # downloaders with their clients, which take long to make; each serves one at a time
 
     def download(self, name: str, to: Path) -> None:
         """`name` below the URL to the file `to`, whole. FileNotFoundError where the store has no such object."""
@@ -71,7 +71,9 @@ class Remote:
         while True:
             to.unlink(missing_ok=True)
             try:
-                self._downloader().download(f"{self.url}/{name}", str(to), timeout=60)
+                downloader = self._downloader()
+                downloader.download(f"{self.url}/{name}", str(to), timeout=60)
+                self._idle.append(downloader)  # not after a failure: its connections may be dead
                 self._reached = True
                 return
             except Exception as error:
@@ -84,19 +86,19 @@ class Remote:
                         f"{self.url} could not be reached for {waited:.0f} s ({type(error).__name__}): "
                         "check the address (S3_ENDPOINT_URL) and the network, then run the same command to go on"
                     ) from None
-                self._local.downloader = None  # its connections may be dead
             time.sleep(wait * random.uniform(0.5, 1))  # many ranks must not come back at once
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _downloader(self) -> Any:
-        if getattr(self._local, "downloader", None) is None:
+        try:
+            return self._idle.pop()
+        except IndexError:
             from streaming.base.storage.download import CloudDownloader
 
-            try:
-                self._local.downloader = CloudDownloader.get(self.url)
-            except ValueError:
-                raise _Unsupported from None
-        return self._local.downloader
+        try:
+            return CloudDownloader.get(self.url)
+        except ValueError:
+            raise _Unsupported from None
 
     def _refuse(self, kind: str, name: str) -> None:
         if kind == "missing":
