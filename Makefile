@@ -26,4 +26,3 @@ test: lint
 
 soak: setup
 	$(BIN)/python -m tests.soak --out build/soak
-	$(BIN)/python -m pytest -m soak tests/launch
