@@ -115,11 +115,12 @@ def save(config: ModernBertConfig, weights: dict[str, Tensor], folder: Path) -> 
 
 
 def write_config(config: ModernBertConfig, folder: Path) -> None:
-    config = type(config).from_dict(config.to_dict())
-    config._name_or_path = ""  # may be a path of this machine
-    config.architectures = ["ModernBertForMaskedLM"]
-    config.dtype = torch.float32
-    config.save_pretrained(folder)
+    """config.json as transformers would write it, but for the dtype, whose name and type differ among its versions."""
+    fields = config.to_diff_dict()
+    for name in ("_name_or_path", "torch_dtype"):  # the former may be a path of this machine
+        fields.pop(name, None)
+    fields |= {"architectures": ["ModernBertForMaskedLM"], "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 
 def read_config(folder: str | Path) -> ModernBertConfig:
