@@ -16,7 +16,7 @@ from pipeline.checkpoint import Checkpoint, State
 from pipeline.data import Loader, MixedRows
 from pipeline.distributed import Agreement
 from pipeline.encoder import Encoder, with_backend
-from pipeline.engine import Engine
+from pipeline.engine import Engine, resolve_precision
 from pipeline.huggingface import REFUSED, WEIGHTS, from_config_fields, has_dropout, local_folder, rates
 from pipeline.objectives import Vocabulary
 from pipeline.recipe import OwnData, Recipe, Sources, frozen_groups, locations
@@ -154,7 +154,7 @@ def _encoder(
     if recipe.engine.compile:
         full = recipe.batch.rows_per_device * max(rows.manifest.row_length for rows in everything)
         encoder.compile_blocks(fill_to=full if device.type == "cuda" else None)
-    return with_backend(encoder, device), init
+    return with_backend(encoder, device, resolve_precision(recipe, device)), init
 
 
 def random_config(recipe: Recipe, tokenizer: TokenizerInfo) -> ModernBertConfig:

@@ -15,6 +15,7 @@ O(T x window) whatever the documents' lengths.
 """
 
 import importlib
+import inspect
 import itertools
 import math
 from collections.abc import Callable
@@ -28,6 +29,9 @@ from torch import Tensor
 from data_prep.errors import Failure
 
 BACKENDS = ("flash", "torch_varlen", "sdpa")
+FLASH, TORCH = "flash-attn (pip install 'clm-detour[flash]')", "torch >= 2.13"
+OR_SLOW = "; or accept the slow path with model.attention=sdpa"
+IN_BF16 = "model.attention: {name} computes in bf16; with precision float32 use model.attention=sdpa"
 
 
 def attend(
@@ -52,7 +56,7 @@ def attend(
     if backend == "auto":
         backend = choose(q.device)
     if backend != "sdpa" and q.dtype == torch.float32:
-        raise Failure(f"model.attention: {backend} computes in bf16; with precision float32 use model.attention=sdpa")
+        raise Failure(IN_BF16.format(name=backend))
     return _BACKENDS[backend](q, k, v, cu_seqlens, max_seqlen, causal, half_window)
 
 
@@ -65,12 +69,23 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int,
         raise ValueError("max_seqlen must be a host int above 0")
     if half_window is not None and half_window < 1:
         raise ValueError("half_window must be above 0, or None for global attention")
-    if (
-        cu_seqlens.device.type == "cpu"
-    ):  # on a GPU reading it would wait for the device; PackedBatch checked it on the host
-        lengths = cu_seqlens.diff()
-        if cu_seqlens[0] != 0 or cu_seqlens[-1] != len(q) or lengths.min() < 1 or lengths.max() > max_seqlen:
-            raise ValueError("cu_seqlens must rise strictly from 0 to T, no document longer than max_seqlen")
+    if cu_seqlens.device.type == "cpu":
+        check_boundaries(cu_seqlens, len(q), max_seqlen)
+
+
+def check_boundaries(cu_seqlens: Tensor, total: int, max_seqlen: int) -> None:
+    """ValueError unless cu_seqlens rises strictly from 0 to `total`, no document longer than max_seqlen.
+
+    On a GPU the device itself stops, without the host waiting for it: a few small kernels, which the encoder pays once a
+    batch and `attend` does not.
+    """
+    lengths = cu_seqlens.diff()
+    right = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == total) & (lengths.min() > 0) & (lengths.max() <= max_seqlen)
+    message = "cu_seqlens must rise strictly from 0 to T, no document longer than max_seqlen"
+    if cu_seqlens.device.type != "cpu":
+        torch._assert_async(right, message)
+    elif not right:
+        raise ValueError(message)
 
 
 @cache
@@ -78,25 +93,40 @@ def choose(device: torch.device) -> str:
     """The fastest back end that is installed; on a GPU never sdpa in silence."""
     if device.type != "cuda":
         return "sdpa"
+    _check_generation()
     for name in ("flash", "torch_varlen"):
         if _installed(name):
             return name
-    raise Failure(
-        "no variable-length attention kernel for this GPU: install flash-attn (pip install 'clm-detour[flash]') or "
-        "torch >= 2.10, or accept the slow path with model.attention=sdpa"
-    )
+    raise Failure(f"no variable-length attention kernel for this GPU: install {FLASH} or {TORCH}{OR_SLOW}")
 
 
-def available(name: str, device: torch.device) -> None:
-    """Raise Failure, naming what to install, where back end `name` cannot run on `device`."""
-    if name in ("flash", "torch_varlen"):
-        if device.type != "cuda":
-            raise Failure(f"model.attention: {name} needs a CUDA GPU; use auto or sdpa here")
-        if not _installed(name):
-            need = "flash-attn (pip install 'clm-detour[flash]')" if name == "flash" else "torch >= 2.10"
-            raise Failure(f"model.attention: {name} needs {need}")
-    elif name == "auto":
-        choose(device)
+def _check_generation() -> None:
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (8, 0)
+    if major < 8:
+        raise Failure(
+            f"this GPU (compute capability {major}.{minor}) has no variable-length attention kernel: they need an A100 or "
+            f"newer{OR_SLOW}"
+        )
+
+
+def available(name: str, device: torch.device, head_dim: int = 64, precision: str = "bf16") -> None:
+    """Raise Failure, naming the remedy, where back end `name` cannot run on `device` with these heads in this precision."""
+    if name == "auto":
+        name = choose(device)
+    if name == "sdpa":
+        return
+    if device.type != "cuda":
+        raise Failure(f"model.attention: {name} needs a CUDA GPU; use auto or sdpa here")
+    _check_generation()
+    if not _installed(name):
+        raise Failure(f"model.attention: {name} needs {FLASH if name == 'flash' else TORCH}")
+    if precision == "float32":
+        raise Failure(IN_BF16.format(name=name))
+    if head_dim % 8 or head_dim > 256:
+        raise Failure(
+            f"model.attention: {name} takes heads of a multiple of 8 up to 256, not of {head_dim} (hidden_size / "
+            f"num_attention_heads){OR_SLOW}"
+        )
 
 
 def describe(name: str, device: torch.device) -> str:
@@ -264,6 +294,8 @@ def _flash_kernel() -> tuple[int, Callable[..., Any]]:
 def _torch_kernel() -> Callable[..., Any]:
     from torch.nn.attention.varlen import varlen_attn
 
+    if "window_size" not in inspect.signature(varlen_attn).parameters:
+        raise ImportError("this torch's varlen_attn has no windows yet")
     kernel: Callable[..., Any] = varlen_attn
     return kernel
 

@@ -6,7 +6,7 @@
 There is no [rows, length] rectangle anywhere after the loader, hence no padding and no attention mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,30 +69,38 @@ class PackedBatch:
         return cls.from_arrays(np.concatenate(ids), np.array([len(d) for d in ids]), none, none)
 
     def to(self, device: torch.device | str) -> "PackedBatch":
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in tensors.items()}
-        return replace(self, **moved)
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "PackedBatch":
+        """In page-locked memory, from which a copy to a GPU does not hold up the host."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "PackedBatch":
+        changed: dict[str, Any] = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **changed)
 
     def filled(self, total: int) -> "PackedBatch":
-        """With padding documents behind the others up to `total` tokens: unlabelled, isolated, none longer than the longest.
+        """With padding documents behind the others up to `total` tokens: unlabelled, isolated.
 
         Static shapes for torch.compile; all that is asked of the first T positions stays as it was. Waits for no device.
         """
         missing = total - self.tokens
         if missing <= 0:
             return self
-        starts = torch.arange(self.tokens, total, self.max_seqlen, dtype=torch.int32)
-        ends = torch.cat([starts[1:], torch.tensor([total], dtype=torch.int32)])
-        positions = torch.arange(missing) % self.max_seqlen
         device = self.input_ids.device
+        longest = max(self.max_seqlen, min(missing, 1024))  # else one short document would be followed by very many
+        starts = torch.arange(self.tokens, total, longest, dtype=torch.int32, device=device)
+        ends = torch.cat([starts[1:], starts.new_full((1,), total)])
+        positions = torch.arange(missing, device=device) % longest
         nothing = torch.zeros(missing, dtype=torch.int64, device=device)
         keys = self.dropout_keys
         return replace(
             self,
             input_ids=torch.cat([self.input_ids, nothing]),
             dropout_keys=None if keys is None else torch.cat([keys, nothing]),
-            position_ids=torch.cat([self.position_ids, positions.to(device)]),
-            cu_seqlens=torch.cat([self.cu_seqlens, ends.to(device)]),
+            position_ids=torch.cat([self.position_ids, positions]),
+            cu_seqlens=torch.cat([self.cu_seqlens, ends]),
+            max_seqlen=longest,
         )
 
     @property

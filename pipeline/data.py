@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from data_prep.rows import Row, Rows, is_url
@@ -154,7 +155,8 @@ class Loader:
             places = [n for n in range(micro, micro + self.rows_per_device) if row_ids[n] not in self.skip]
             rows = [label(self.rows[row_ids[n]], objective, self.vocabulary, position + n) for n in places]
             tokens += sum(len(row.input_ids) for row in rows)
-            batches.append(pack(rows or [self._nothing(objective)], [row_ids[n] for n in places]))
+            batch = pack(rows or [self._nothing(objective)], [row_ids[n] for n in places])
+            batches.append(batch.pinned() if torch.cuda.is_available() else batch)
         kept = [i for i in row_ids if i not in self.skip]
         return Step(batches, tokens, sum(len(b.labels) for b in batches), position, kept)
 

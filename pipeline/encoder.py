@@ -18,7 +18,7 @@ from transformers import ModernBertConfig
 from transformers.activations import ACT2FN
 
 from data_prep.errors import Failure
-from pipeline.attention import attend, available
+from pipeline.attention import BACKENDS, attend, available, check_boundaries
 from pipeline.batch import PackedBatch
 from pipeline.dropout import dropout, layer_keys
 from pipeline.huggingface import (
@@ -209,6 +209,8 @@ class Encoder(nn.Module):
     def __init__(self, config: ModernBertConfig, attention: str = "auto", vocab_multiple: int | None = None) -> None:
         super().__init__()
         self.config = supported(config)
+        if attention not in ("auto", *BACKENDS):
+            raise ValueError(f"attention is {attention!r}; it must be auto, {', '.join(BACKENDS)}")
         self.attention = attention
         self.activation_checkpointing = False
         self.fill_to: int | None = None  # tokens of a batch, with padding documents: see `compile_blocks`
@@ -223,6 +225,7 @@ class Encoder(nn.Module):
         tokens = batch.tokens
         if self.fill_to is not None:
             batch = batch.filled(self.fill_to)
+        check_boundaries(batch.cu_seqlens, batch.tokens, batch.max_seqlen)
         head_dim = self.config.hidden_size // self.config.num_attention_heads
         rotations = {g: Rotation.at(batch.position_ids, head_dim, rope_theta(self.config, g)) for g in (True, False)}
         x = self.model.embeddings(batch.input_ids)
@@ -234,7 +237,7 @@ class Encoder(nn.Module):
             own = None if keys is None else layer_keys(keys, number)
             arguments = (x, batch, rotations[layer.attn.is_global], causal, self.attention, own)
             if self.activation_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, *arguments, use_reentrant=False)
+                x = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(*arguments)
         hidden: Tensor = self.model.final_norm(x)
@@ -304,7 +307,7 @@ class Encoder(nn.Module):
             found = {f"model.{name}": tensor for name, tensor in found.items()}
         if config.tie_word_embeddings and TIED[1] in found:
             copy = found.pop(TIED[1])
-            if TIED[0] in found and not torch.equal(copy, found[TIED[0]]):
+            if not torch.equal(copy, found.setdefault(TIED[0], copy)):  # either name may be the one that was stored
                 raise Failure(f"{folder}: config ties the decoder to the embeddings, but their weights differ")
         wanted = {name: encoder._unpadded(name, parameter) for name, parameter in encoder.named_parameters()}
         missing = [name for name in wanted if name not in found]
@@ -332,7 +335,7 @@ class Encoder(nn.Module):
     @torch.no_grad()
     def _initialise(self, name: str, seed: int) -> None:
         """One weight, from a generator of its own: independent of the order and of the other weights."""
-        whole = dict(self.named_parameters())[name]
+        whole = self.get_parameter(name)
         whole.zero_()
         parameter = self._unpadded(name, whole)
         if parameter.ndim == 1:
@@ -351,7 +354,8 @@ class Encoder(nn.Module):
         save(self.config, {n: p.detach() for n, p in self.named_parameters()}, Path(folder))
 
 
-def with_backend(encoder: Encoder, device: torch.device) -> Encoder:
-    """Check that the chosen attention back end runs on `device`, then move there."""
-    available(encoder.attention, device)
+def with_backend(encoder: Encoder, device: torch.device, precision: str) -> Encoder:
+    """Check that the chosen attention back end runs on `device` in `precision`, then move there."""
+    head_dim = encoder.config.hidden_size // encoder.config.num_attention_heads
+    available(encoder.attention, device, head_dim, precision)
     return encoder.to(device)

@@ -1,5 +1,6 @@
 """Floating-point operations of a step, exact from document lengths, windows, mask and labels; and the device's peak."""
 
+import re
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -12,9 +13,10 @@ from transformers import ModernBertConfig
 from pipeline.batch import PackedBatch
 from pipeline.huggingface import half_window
 
-# Dense bf16 FLOP/s from the makers' data sheets; the first name that the device's name contains counts.
+# Dense bf16 FLOP/s from the makers' data sheets; the first name whose words the device's name contains counts.
 GPU_PEAK = {
     "H200": 989e12,
+    "GH200": 989e12,
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
     "H100": 989e12,
@@ -27,6 +29,7 @@ GPU_PEAK = {
     "A40": 150e12,
     "A30": 165e12,
     "A10": 125e12,
+    "A10G": 70e12,
     "V100": 125e12,
 }
 
@@ -55,12 +58,16 @@ def step_flops(config: ModernBertConfig, batches: Sequence[PackedBatch], causal:
     return 3 * forward
 
 
+def peak_of(name: str) -> float | None:
+    """Of a GPU by its name, such as "NVIDIA A100-SXM4-80GB"; None: not in the table."""
+    return next((peak for key, peak in GPU_PEAK.items() if re.search(rf"\b{key}\b", name)), None)
+
+
 @cache
 def device_peak(device: torch.device) -> float | None:
     """FLOP/s of a rank: a GPU's from the table (None: not in it); a CPU's as measured by a matrix product."""
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        return next((peak for key, peak in GPU_PEAK.items() if key in name), None)
+        return peak_of(torch.cuda.get_device_name(device))
     size = 1024
     a, b = torch.ones(size, size), torch.ones(size, size)
     best = 0.0

@@ -14,12 +14,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, ModernBertConfig
+from transformers.activations import ACT2FN
 
 from data_prep.errors import Failure
 
 WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
 TIED = ("model.embeddings.tok_embeddings.weight", "decoder.weight")
 OF_VOCABULARY = (*TIED, "decoder.bias")  # weights with a row for each id
+OF_ONE_MAJOR = (
+    *("layer_types", "rope_parameters"),
+    *("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"),
+)
 DROPOUT = ("embedding_dropout", "mlp_dropout")
 REFUSED = "{rates}: dropout is refused unless it is asked for; set it to 0, or model.dropout: true to train with it"
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -36,6 +42,15 @@ def is_global(config: ModernBertConfig, layer: int) -> bool:
 def half_window(config: ModernBertConfig, layer: int) -> int | None:
     """Of a layer, as `attend` takes it: None is global; 64 to each side where local_attention is 128."""
     return None if is_global(config, layer) else config.local_attention // 2
+
+
+def _is_default_rope(parameters: Any) -> bool:
+    """Of one kind of layer."""
+    default = {"rope_type": "default", "partial_rotary_factor": 1.0}
+    return not parameters or (
+        isinstance(parameters, dict)
+        and all(name == "rope_theta" or default.get(name) == value for name, value in parameters.items())
+    )
 
 
 def rates(config: ModernBertConfig) -> str:
@@ -74,11 +89,12 @@ def supported(config: ModernBertConfig) -> ModernBertConfig:
         raise Failure("config.hidden_size must be an even multiple of config.num_attention_heads")
     if config.local_attention < 2:
         raise Failure(f"config.local_attention is {config.local_attention}: the window must be 2 or more")
-    parameters = (getattr(config, "rope_parameters", None) or {}).values()
-    other = any(
-        p and (set(p) - {"rope_theta", "rope_type"} or p.get("rope_type", "default") != "default") for p in parameters
-    )
-    if other or getattr(config, "rope_scaling", None):
+    for name in ("hidden_activation", "classifier_activation"):
+        if getattr(config, name) not in ACT2FN:
+            raise Failure(f"config.{name} is {getattr(config, name)!r}, which transformers does not know")
+    # In transformers 5 rope_scaling is another name of rope_parameters.
+    scaling = None if hasattr(type(config), "rope_scaling") else getattr(config, "rope_scaling", None)
+    if scaling or not all(map(_is_default_rope, (getattr(config, "rope_parameters", None) or {}).values())):
         raise Failure(
             "config.rope_parameters: only the default RoPE is supported, with a rope_theta for each kind of layer"
         )
@@ -111,6 +127,7 @@ def save(config: ModernBertConfig, weights: dict[str, Tensor], folder: Path) -> 
         folder / WEIGHTS,
         metadata={"format": "pt"},
     )
+    (folder / INDEX).unlink(missing_ok=True)  # of what lay there before, in several files
     write_config(config, folder)
 
 
@@ -156,9 +173,9 @@ def local_folder(folder: str | Path, revision: str | None) -> Path:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, from one safetensors file or from the files that its index names."""
-    index = folder / f"{WEIGHTS}.index.json"
-    if index.is_file():
+    """All tensors of a folder, from one safetensors file or, without it, from the files that its index names."""
+    index = folder / INDEX
+    if index.is_file() and not (folder / WEIGHTS).is_file():
         try:
             names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         except (ValueError, KeyError, AttributeError, TypeError):
@@ -188,7 +205,7 @@ def from_config_fields(fields: dict[str, Any]) -> ModernBertConfig:
     """ModernBertConfig from a recipe's model.config; Failure names a field that it does not have."""
     known = ModernBertConfig()
     for name in fields:
-        if not hasattr(known, name) and name not in ("layer_types", "rope_parameters"):  # transformers 5's
+        if not hasattr(known, name) and name not in OF_ONE_MAJOR:
             raise Failure(f"model.config: ModernBertConfig has no field '{name}'")
     try:
         return supported(ModernBertConfig(**fields))

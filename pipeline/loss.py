@@ -21,9 +21,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, vocabulary: int, z_loss: float
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        vocabulary: int,
+        z_loss: float,
+        want: bool,
     ) -> Tensor:
-        want = any(ctx.needs_input_grad)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         d_hidden = torch.empty_like(hidden) if want else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if want else None
@@ -40,11 +46,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if d_hidden is None or d_weight is None:
                 total += (logits.logsumexp(-1, keepdim=True) - of_target).sum()
                 continue
-            top = logits.amax(-1, keepdim=True)
-            # A CPU's softmax may write over its input (its kernel takes each row's maximum and sum before it writes).
-            probability = torch.softmax(logits, -1, out=logits if logits.is_cpu else None)
-            # The largest probability is at least 1/V, so its logarithm is exact where the target's might underflow.
-            log_sum = top - probability.amax(-1, keepdim=True).log()
+            if logits.is_cpu:
+                top = logits.amax(-1, keepdim=True)
+                # This softmax may write over its input (its kernel takes each row's maximum and sum before it writes).
+                probability = torch.softmax(logits, -1, out=logits)
+                # The largest probability is at least 1/V, so its logarithm is exact where the target's might underflow.
+                log_sum = top - probability.amax(-1, keepdim=True).log()
+            else:
+                log_sum = logits.logsumexp(-1, keepdim=True)
+                probability = logits.sub_(log_sum).exp_()
             total += (log_sum - of_target).sum()
             if z_loss:
                 probability.mul_(1 + 2 * z_loss * log_sum)
@@ -63,8 +73,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = [(x * grad).to(dtype) for x, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=False)]
-        return grads[0], grads[1], grads[2] if len(grads) > 2 else None, None, None, None
+        # In place, to hold no second copy; autograd refuses a second backward through what was changed.
+        grads = [x.mul_(grad).to(dtype) for x, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=False)]
+        return grads[0], grads[1], grads[2] if len(grads) > 2 else None, None, None, None, None
 
 
 def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
@@ -94,7 +105,9 @@ def linear_cross_entropy(
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # which does not look into an autograd function
         hidden, weight = (x.to(torch.get_autocast_dtype(device)) for x in (hidden, weight))
-    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, vocabulary or len(weight), z_loss)
+    # Asked here: inside the function autograd is always off.
+    want = torch.is_grad_enabled() and any(x.requires_grad for x in (hidden, weight, bias) if x is not None)
+    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, vocabulary or len(weight), z_loss, want)
     return total
 
 

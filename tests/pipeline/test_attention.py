@@ -16,6 +16,7 @@ from data_prep.errors import Failure
 from pipeline import attention
 from pipeline.attention import attend, available, choose, describe, reference
 
+CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 MASKS = list(itertools.product((False, True), (None, 64)))
 LONG = (5, 64, 65, 130, 1, 200)
 
@@ -24,6 +25,35 @@ def qkv(lengths: tuple[int, ...], heads: int = 3, size: int = 16, seed: int = 0)
     generator = torch.Generator().manual_seed(seed)
     x = [torch.randn(sum(lengths), heads, size, generator=generator, requires_grad=True) for _ in range(3)]
     return x, torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+class Place:
+    """A back end where it runs: on a CPU in float32, on a GPU in bf16."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.device = torch.device("cpu" if backend == "sdpa" else "cuda")
+        try:
+            available(backend, self.device)
+        except Failure as reason:
+            pytest.skip(str(reason))
+
+    def inputs(self, lengths: tuple[int, ...], size: int = 16) -> tuple[list[Tensor], Tensor]:
+        x, cu = qkv(lengths, size=size)
+        dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
+        return [t.detach().to(self.device, dtype).requires_grad_() for t in x], cu.to(self.device)
+
+    def __call__(self, x: list[Tensor], cu: Tensor, longest: int, causal: bool, window: int | None) -> Tensor:
+        return attend(*x, cu, longest, causal=causal, half_window=window, backend=self.backend)
+
+    def same_gradients(self, a: Tensor, b: Tensor) -> bool:
+        """Bit by bit on a CPU; a GPU's backward adds in any order."""
+        return torch.equal(a, b) if self.device.type == "cpu" else error(a, b) < 1e-2
+
+
+@pytest.fixture(params=["sdpa", *(pytest.param(name, marks=CUDA) for name in ("flash", "torch_varlen"))])
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place(request.param)
 
 
 def grads(out: Tensor, inputs: list[Tensor], seed: int = 9) -> tuple[Tensor, ...]:
@@ -73,43 +103,42 @@ def test_the_reference_is_softmax_attention() -> None:
 
 
 @pytest.mark.parametrize(("causal", "window"), MASKS)
-def test_isolation_is_bitwise(causal: bool, window: int | None) -> None:
+def test_isolation_is_bitwise(place: Place, causal: bool, window: int | None) -> None:
     """Another document's queries, keys and values change neither outputs nor gradients of the rest, by a single bit."""
-    x, cu = qkv(LONG)
+    x, cu = place.inputs(LONG)
     changed = [t.detach().clone() for t in x]
     for t in changed:
         t[cu[3] : cu[4]] = torch.randn_like(t[cu[3] : cu[4]]) * 5
         t.requires_grad_()
     kept = torch.ones(len(x[0]), dtype=torch.bool)
     kept[cu[3] : cu[4]] = False
-    outs = [attend(*t, cu, 200, causal=causal, half_window=window) for t in (x, changed)]
+    outs = [place(t, cu, 200, causal, window) for t in (x, changed)]
     assert torch.equal(outs[0][kept], outs[1][kept])
     assert not torch.equal(outs[0][~kept], outs[1][~kept])
     for a, b in zip(grads(outs[0], x), grads(outs[1], changed), strict=True):
-        assert torch.equal(a[kept], b[kept])
+        assert place.same_gradients(a[kept], b[kept])
 
 
 @pytest.mark.parametrize(("causal", "window"), MASKS)
-def test_huge_values_of_a_document_stay_in_it(causal: bool, window: int | None) -> None:
+def test_huge_values_of_a_document_stay_in_it(place: Place, causal: bool, window: int | None) -> None:
     """A finite "minus infinity" in the mask would let them through."""
-    x, cu = qkv(LONG)
+    x, cu = place.inputs(LONG)
     broken = [t.detach().clone() for t in x]
     for t in broken:
         t[cu[3] : cu[4]] = 1e30
         t.requires_grad_()
-    out = attend(*broken, cu, 200, causal=causal, half_window=window)
-    clean = attend(*x, cu, 200, causal=causal, half_window=window)
+    out, clean = (place(t, cu, 200, causal, window) for t in (broken, x))
     assert torch.equal(out[: cu[3]], clean[: cu[3]])
     assert torch.equal(out[cu[4] :], clean[cu[4] :])
 
 
 @pytest.mark.parametrize(("causal", "window"), MASKS)
-def test_which_keys_each_query_sees(causal: bool, window: int | None) -> None:
+def test_which_keys_each_query_sees(place: Place, causal: bool, window: int | None) -> None:
     """From the gradients: query i of its document has exactly zero gradient at every key that it may not see."""
     length, before = 200, 37
-    x, cu = qkv((before, length, 20))
+    x, cu = place.inputs((before, length, 20))
     for query in (0, 1, 64, 65, 100, 199):
-        out = attend(*x, cu, length, causal=causal, half_window=window)
+        out = place(x, cu, length, causal, window)
         _, dk, dv = torch.autograd.grad(out[before + query].sum(), x)
         seen = (dv.abs().sum((1, 2)) > 0).nonzero().flatten().tolist()
         low = 0 if window is None else max(0, query - window)
@@ -118,16 +147,20 @@ def test_which_keys_each_query_sees(causal: bool, window: int | None) -> None:
         assert set((dk.abs().sum((1, 2)) > 0).nonzero().flatten().tolist()) <= set(seen)
 
 
-def test_order_and_company_do_not_matter() -> None:
-    x, cu = qkv(LONG)
+def test_order_and_company_do_not_matter(place: Place) -> None:
+    x, cu = place.inputs(LONG)
+    tolerance = 1e-6 if place.device.type == "cpu" else 1e-2
     for causal, window in MASKS:
-        whole = attend(*x, cu, 200, causal=causal, half_window=window)
+        whole = place(x, cu, 200, causal, window)
+        weight = torch.randn(whole.shape).to(whole)
+        gradients = torch.autograd.grad((whole * weight).sum(), x)
         for i, length in enumerate(LONG):
-            alone = [t[cu[i] : cu[i + 1]] for t in x]
-            out = attend(
-                *alone, torch.tensor([0, length], dtype=torch.int32), length, causal=causal, half_window=window
-            )
-            assert (out - whole[cu[i] : cu[i + 1]]).abs().max() < 1e-6
+            mine = slice(int(cu[i]), int(cu[i + 1]))
+            alone = [t[mine].detach().requires_grad_() for t in x]
+            out = place(alone, torch.tensor([0, length], dtype=torch.int32, device=cu.device), length, causal, window)
+            assert (out - whole[mine]).abs().max() < tolerance
+            for a, b in zip(torch.autograd.grad((out * weight[mine]).sum(), alone), gradients, strict=True):
+                assert (a - b[mine]).abs().max() < tolerance
 
 
 def test_strided_inputs() -> None:
@@ -181,10 +214,36 @@ def test_wrong_types_are_refused() -> None:
 def test_back_ends() -> None:
     cpu = torch.device("cpu")
     assert choose(cpu) == "sdpa"
-    available("auto", cpu)
+    available("auto", cpu, 20, "float32")
     for name in ("flash", "torch_varlen"):
         with pytest.raises(Failure, match="CUDA"):
             available(name, cpu)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_what_a_gpu_kernel_cannot_do_is_said_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(attention, "_installed", lambda name: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    for name in ("auto", "flash", "torch_varlen"):
+        available(name, cuda, 64, "bf16")
+        with pytest.raises(Failure, match=r"heads of a multiple of 8 up to 256, not of 20"):
+            available(name, cuda, 20, "bf16")
+        with pytest.raises(Failure, match="computes in bf16; with precision float32 use"):
+            available(name, cuda, 64, "float32")
+    available("sdpa", cuda, 20, "float32")
+    choose.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+    for name in ("auto", "flash", "torch_varlen"):
+        with pytest.raises(Failure, match=r"compute capability 7.0.*model.attention=sdpa"):
+            available(name, cuda)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_torch_whose_kernel_has_no_windows_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda q, k, v, is_causal=False: q)
+    assert not attention._installed("torch_varlen")
 
 
 def test_a_local_layer_costs_the_same_per_token_at_any_length() -> None:
@@ -206,29 +265,18 @@ def test_a_local_layer_costs_the_same_per_token_at_any_length() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("backend", ["flash", "torch_varlen"])
-@pytest.mark.parametrize(("causal", "window"), MASKS)
-def test_gpu_kernels(backend: str, causal: bool, window: int | None) -> None:
-    device = torch.device("cuda")
-    try:
-        available(backend, device)
-    except Failure as error_:
-        pytest.skip(str(error_))
-    x, cu = qkv(LENGTHS, size=64)
-    half = [t.detach().to(device, torch.bfloat16).requires_grad_() for t in x]
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("window", "size"), [(None, 64), (64, 64), (1, 32), (33, 96), (100, 128)])
+def test_gpu_kernels(backend: str, causal: bool, window: int | None, size: int) -> None:
+    """Of any window and head size: at most twice the error of the plain bf16 attention."""
+    half, cu = (place := Place(backend)).inputs(LENGTHS, size)
     exact = [t.detach().float().requires_grad_() for t in half]
-    cu = cu.to(device)
     truth = reference(*exact, cu, 700, causal, window)
     plain = reference(*half, cu, 700, causal, window)
-    out = attend(*half, cu, 700, causal=causal, half_window=window, backend=backend)
+    out = place(half, cu, 700, causal, window)
     assert error(out, truth) <= 2 * error(plain, truth) + 1e-4
     for ours, theirs, wanted in zip(grads(out, half), grads(plain, half), grads(truth, exact), strict=True):
         assert error(ours, wanted) <= 2 * error(theirs, wanted) + 1e-4
-    changed = [t.detach().clone() for t in half]
-    for t in changed:
-        t[cu[4] : cu[5]] = 3.0
-    other = attend(*changed, cu, 700, causal=causal, half_window=window, backend=backend)
-    assert torch.equal(out[: cu[4]], other[: cu[4]])
-    assert torch.equal(out[cu[5] :], other[cu[5] :])
 
 
 @pytest.mark.gpu

@@ -160,15 +160,21 @@ def forward_from(encoder: Encoder, embedded: Tensor, batch: PackedBatch, causal:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_order_and_company_of_documents_do_not_matter(encoder: Encoder, causal: bool) -> None:
+    """Neither for hidden states nor for gradients, by position."""
     docs = documents((5, 64, 65, 130, 1, 90))
-    with torch.no_grad():
-        whole = encoder(PackedBatch.from_documents(docs), causal).split([len(d) for d in docs])
-        order = [3, 0, 5, 1]  # permuted, and two deleted
-        some = encoder(PackedBatch.from_documents([docs[i] for i in order]), causal).split(
-            [len(docs[i]) for i in order]
-        )
-    for i, part in zip(order, some, strict=True):
-        assert error(part, whole[i]) < 1e-6
+    weights = [torch.randn(len(d), encoder.config.hidden_size) for d in docs]
+
+    def run(order: list[int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        batch, lengths = PackedBatch.from_documents([docs[i] for i in order]), [len(docs[i]) for i in order]
+        embedded = encoder.model.embeddings.tok_embeddings(batch.input_ids).detach().requires_grad_()
+        hidden = forward_from(encoder, embedded, batch, causal)
+        (grad,) = torch.autograd.grad((hidden * torch.cat([weights[i] for i in order])).sum(), embedded)
+        return tuple(dict(zip(order, x.detach().split(lengths), strict=True)) for x in (hidden, grad))  # type: ignore[return-value]
+
+    whole, some = run(list(range(6))), run([3, 0, 5, 1])  # permuted, and two deleted
+    for one, other in zip(whole, some, strict=True):
+        for i, part in other.items():
+            assert error(part, one[i]) < 1e-6
 
 
 def test_the_future_is_unseen_in_causal_mode_only(encoder: Encoder) -> None:
@@ -206,6 +212,23 @@ def test_a_local_layer_sees_64_tokens_and_not_the_65th(tmp_path: Path) -> None:
         (grad,) = torch.autograd.grad((hidden[150] * torch.randn(64)).sum(), embedded)
         reached = (grad.abs().sum(-1) > 0).nonzero().flatten().tolist()
         assert reached == list(range(150 - 64, 150 + (1 if causal else 65)))
+
+
+def test_bf16_errs_at_most_twice_as_much_as_transformers(tmp_path: Path) -> None:
+    """Logits in MLM mode, of weights that bf16 holds exactly."""
+    model = theirs(config())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    docs = documents((5, 64, 65, 130, 200))
+    batch = PackedBatch.from_documents(docs)
+    with torch.no_grad():
+        truth = one_by_one(model, docs)
+        half = ours(model, tmp_path).bfloat16()
+        mine = half.logits(half(batch, causal=False))
+        plain = one_by_one(model.bfloat16(), docs)
+    assert mine.dtype == plain.dtype == torch.bfloat16
+    assert error(mine, truth) <= 2 * error(plain, truth)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -349,3 +372,64 @@ def test_random_weights_depend_on_the_seed_alone() -> None:
 def test_unknown_config_fields_are_refused() -> None:
     with pytest.raises(Failure, match="hidden_sise"):
         from_config_fields({"hidden_sise": 64})
+
+
+def test_saving_over_a_folder_of_several_files_replaces_them(tmp_path: Path) -> None:
+    theirs(config()).save_pretrained(tmp_path, max_shard_size="100KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    encoder = Encoder.from_pretrained(tmp_path, attention="sdpa")
+    torch.nn.init.constant_(encoder.head.dense.weight, 7.0)
+    encoder.save_pretrained(tmp_path)
+    again = Encoder.from_pretrained(tmp_path, attention="sdpa")
+    assert torch.equal(again.head.dense.weight, encoder.head.dense.weight)
+    assert torch.equal(AutoModelForMaskedLM.from_pretrained(tmp_path).head.dense.weight, encoder.head.dense.weight)
+
+
+def test_a_tied_folder_may_store_either_name(tmp_path: Path) -> None:
+    theirs(config()).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    expected = weights.pop("model.embeddings.tok_embeddings.weight")
+    save_file({**weights, "decoder.weight": expected}, file, metadata={"format": "pt"})
+    assert torch.equal(Encoder.from_pretrained(tmp_path, attention="sdpa").output_weight, expected)
+
+
+def test_an_unknown_back_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="attention is 'spda'; it must be auto, flash, torch_varlen, sdpa"):
+        Encoder(config(), attention="spda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("backend", ["flash", "torch_varlen"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu(backend: str, causal: bool, compiled: bool) -> None:
+    """bf16 hidden states and gradients near the CPU's in float32; no step of it waits for the device."""
+    device = torch.device("cuda")
+    try:
+        attention.available(backend, device, 16)
+    except Failure as reason:
+        pytest.skip(str(reason))
+    exact = Encoder.random(config(), seed=0, attention="sdpa")
+    half = Encoder.random(config(), seed=0, attention=backend).to(device, torch.bfloat16)
+    if compiled:
+        half.compile_blocks(fill_to=1500)
+    batch = labelled(documents())
+    there = batch.pinned().to(device)
+    LossModel(half)(there, causal).backward()  # warm-up
+    half.zero_grad()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss = LossModel(half)(batch.pinned().to(device), causal)
+        loss.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = LossModel(exact)(batch, causal)
+    expected.backward()
+    assert error(loss.cpu(), expected) < 2e-2
+    for (name, mine), (_, theirs_) in zip(half.named_parameters(), exact.named_parameters(), strict=True):
+        assert mine.grad is not None, name
+        assert theirs_.grad is not None, name
+        assert error(mine.grad.cpu(), theirs_.grad) < 0.1, name

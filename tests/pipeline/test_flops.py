@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline import attention
 from pipeline.encoder import Encoder
-from pipeline.flops import attended_pairs, device_peak, step_flops
+from pipeline.flops import attended_pairs, device_peak, peak_of, step_flops
 from pipeline.loss import LossModel
 
 
@@ -56,3 +56,20 @@ def test_the_peak_of_this_cpu_is_plausible() -> None:
     peak = device_peak(torch.device("cpu"))
     assert peak is not None
     assert 1e9 < peak < 1e14
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("Tesla V100-SXM2-16GB", 125e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA RTX A4000", None),
+        ("NVIDIA RTX A1000", None),
+    ],
+)
+def test_a_gpu_is_known_by_whole_words(name: str, peak: float | None) -> None:
+    assert peak_of(name) == peak

@@ -81,6 +81,8 @@ def test_queries_on_configs() -> None:
         ({"hidden_size": 66}, "hidden_size"),
         ({"local_attention": 0}, "local_attention"),
         ({"rope_parameters": {FULL: {"rope_type": "yarn", "rope_theta": 1e4}}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, "rope_parameters"),
+        ({"hidden_activation": "gelo"}, "hidden_activation is 'gelo'"),
         ({"layer_types": [SLIDING] * 4}, "layer_types"),
         ({"layer_types": [FULL, FULL, SLIDING, SLIDING]}, "layer_types"),
         ({"hidden_sise": 64}, "hidden_sise"),
