@@ -147,7 +147,7 @@ def read_config(folder: str | Path) -> ModernBertConfig:
         raise Failure(f"{folder} has no config.json: it is not a Hugging Face model folder")
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    except (ValueError, OSError, KeyError):
+    except Exception:  # each version of transformers has its own kinds
         raise Failure(f"{path} cannot be read as a model config") from None
     if not isinstance(config, ModernBertConfig):
         raise Failure(f"{folder} holds a model of type '{config.model_type}'; this version trains ModernBERT")
@@ -209,5 +209,7 @@ def from_config_fields(fields: dict[str, Any]) -> ModernBertConfig:
             raise Failure(f"model.config: ModernBertConfig has no field '{name}'")
     try:
         return supported(ModernBertConfig(**fields))
-    except (TypeError, ValueError) as error:
+    except Failure:
+        raise
+    except Exception as error:  # each version of transformers has its own kinds
         raise Failure(f"model.config: {error}") from None
