@@ -5,21 +5,25 @@
     python -m benchmarks.encoder memory [--length 8192]
     python -m benchmarks.encoder gpu                           (bf16; needs a CUDA GPU)
 
-`steps` runs one forward, backward and AdamW step on the same real documents with the same weights in float32 on 2
-threads: 64 of e3c_l3_en and 16 of pmc_ei_open, cut at 1,024 tokens. transformers gets them in padded batches of 8, sorted
-by length or not; we get them packed in micro-batches of 8,192 tokens. Tokens are counted without padding. The ways are
-timed in turn, round by round, and the best round counts, as does the best matrix product of the same run ("GEMM peak").
+`steps` runs one forward, backward and AdamW step on the same real documents, the same masks and the same weights in float32
+on 2 threads: 64 of e3c_l3_en and 16 of pmc_ei_open, cut at 1,024 tokens. transformers gets them in padded batches of 8,
+sorted by length or not; we get them packed in micro-batches of 8,192 tokens. Tokens are counted without padding. The ways are
+timed in turn, round by round, after a step on two documents that warms them up; the best round counts, as does the best
+matrix product of the same run ("GEMM peak").
 """
 
 import argparse
 import gc
+import itertools
 import json
 import math
 import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,7 @@ from pipeline.batch import PackedBatch
 from pipeline.encoder import Encoder
 from pipeline.flops import device_peak, step_flops
 from pipeline.loss import LossModel
-from pipeline.objectives import Objective, Vocabulary, label, pack
+from pipeline.objectives import LabelledRow, Objective, Vocabulary, label, pack
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -72,22 +76,22 @@ def documents(share: float) -> list[list[int]]:
 
 
 def labelled(docs: Sequence[Sequence[int]], objective: Objective) -> list[PackedBatch]:
-    """The documents packed in rows of at most ROW tokens, a micro-batch each."""
+    """The documents packed in rows of at most ROW tokens, a micro-batch each; a document's masks are its own."""
     rows: list[list[Sequence[int]]] = []
     for doc in docs:
         if not rows or sum(map(len, rows[-1])) + len(doc) > ROW:
             rows.append([])
         rows[-1].append(doc)
-    batches = []
-    for i, row in enumerate(rows):
-        flat = Row(np.concatenate(row).astype(np.uint16), np.array([len(d) for d in row], np.uint32))
-        batches.append(pack([label(flat, objective, VOCABULARY, i)], [i]))
-    return batches
+    return [pack([of_document(doc, objective) for doc in row], []) for row in rows]
+
+
+def of_document(doc: Sequence[int], objective: Objective) -> LabelledRow:
+    row = Row(np.array(doc, np.uint16), np.array([len(doc)], np.uint32))
+    return label(row, objective, VOCABULARY, zlib.crc32(row.tokens.tobytes()))
 
 
 def padded(docs: Sequence[Sequence[int]], rate: float, by_length: bool, rows: int = 8) -> list[dict[str, Tensor]]:
-    """transformers' inputs: masked the same way, padded to the longest of each batch."""
-    rng = np.random.default_rng(0)
+    """transformers' inputs: the same masks, padded to the longest of each batch."""
     batches = []
     ordered = sorted(docs, key=len) if by_length else docs
     for begin in range(0, len(ordered), rows):
@@ -95,11 +99,10 @@ def padded(docs: Sequence[Sequence[int]], rate: float, by_length: bool, rows: in
         shape = (len(part), max(map(len, part)))
         ids, labels, seen = np.full(shape, PAD), np.full(shape, -100), np.zeros(shape, np.int64)
         for i, doc in enumerate(part):
-            ids[i, : len(doc)] = doc
+            row = of_document(doc, Objective("mlm", rate))
+            ids[i, : len(doc)] = row.input_ids
             seen[i, : len(doc)] = 1
-            drawn = np.flatnonzero(rng.random(len(doc)) < rate)
-            labels[i, drawn] = ids[i, drawn]
-            ids[i, drawn] = MASK
+            labels[i, row.label_positions] = row.labels
         arrays = {"input_ids": ids, "labels": labels, "attention_mask": seen}
         batches.append({name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()})
     return batches
@@ -148,18 +151,23 @@ OURS = {
 }
 
 
-def ways(size: str, docs: list[list[int]]) -> Iterator[tuple[str, Callable[[], None], int | None]]:
-    """Name, step, and its exact FLOPs (None: transformers', which computes more than it needs)."""
+def ways(folder: str, docs: list[list[int]], only: str) -> Iterator[tuple[str, Callable[[], None], int | None]]:
+    """Name, step, and its exact FLOPs (None: transformers', which computes more than it needs), of the model in `folder`."""
     for sparse in (False, True):
         for by_length in (False, True):
-            model = ModernBertForMaskedLM(config_of(size, sparse_prediction=sparse, attn_implementation="sdpa"))
             name = f"({'b' if sparse else 'a'}) transformers{', sparse' if sparse else ''}, {'sorted' if by_length else 'unsorted'}"
-            yield name, step_of_theirs(model, padded(docs, 0.30, by_length)), None
+            if only in name:
+                settings = {"attn_implementation": "sdpa", "reference_compile": False, "sparse_prediction": sparse}
+                model = ModernBertForMaskedLM.from_pretrained(folder, **settings)
+                step_of_theirs(model, padded(docs[:2], 0.30, by_length))()
+                yield name, step_of_theirs(model, padded(docs, 0.30, by_length)), None
     for name, objective in OURS.items():
-        encoder = Encoder.random(config_of(size), seed=0, attention="sdpa")
-        batches = labelled(docs, objective)
-        flops = step_flops(encoder.config, batches, objective.causal)
-        yield name, step_of_ours(encoder, batches, objective.causal), flops
+        if only in name:
+            encoder = Encoder.from_pretrained(folder, attention="sdpa")
+            step_of_ours(encoder, labelled(docs[:2], objective), objective.causal)()
+            batches = labelled(docs, objective)
+            flops = step_flops(encoder.config, batches, objective.causal)
+            yield name, step_of_ours(encoder, batches, objective.causal), flops
 
 
 def steps(size: str, share: float, rounds: int, only: str) -> None:
@@ -169,15 +177,16 @@ def steps(size: str, share: float, rounds: int, only: str) -> None:
     best: dict[str, float] = {}
     flops: dict[str, int | None] = {}
     peak = 0.0
-    # One model at a time: seven of base size with their moments would not fit beside their activations.
-    for _ in range(rounds):
-        for name, step, count in ways(size, docs):
-            if only in name:
+    with tempfile.TemporaryDirectory() as folder:
+        Encoder.random(config_of(size), seed=0, attention="sdpa").save_pretrained(folder)
+        # One model at a time: seven of base size with their moments would not fit beside their activations.
+        for _ in range(rounds):
+            for name, step, count in ways(folder, docs, only):
                 flops[name] = count
                 peak = max(peak, gemm_peak())
                 best[name] = min(best.get(name, math.inf), best_of(1, step))
                 print(f"{name}: {best[name]:.2f} s", file=sys.stderr, flush=True)
-            gc.collect()
+                gc.collect()
     print(f"GEMM peak of this run: {peak / 1e9:.0f} GFLOP/s\n")
     a, b = (best.get(f"({x}) transformers{s}, unsorted") for x, s in (("a", ""), ("b", ", sparse")))
     print("| way | seconds | tokens/s | times (a) unsorted | times (b) unsorted | of GEMM peak |")
@@ -194,7 +203,6 @@ def attention_alone() -> None:
     print("| layer | length | ours, us a token | dense SDPA with a mask | times |\n|---|---|---|---|---|")
     for window, causal in ((64, False), (64, True), (None, False), (None, True)):
         for length in (512, 1024, 2048, 4096, 8192):
-            count = ROW // length
             qkv = [torch.randn(ROW, 12, 64, requires_grad=True) for _ in range(3)]
             cu = torch.arange(0, ROW + 1, length, dtype=torch.int32)
             one = [x[:length].detach().requires_grad_() for x in qkv]
@@ -209,7 +217,7 @@ def attention_alone() -> None:
             mine, theirs = best_of(3, ours) / ROW, best_of(2, dense) / length
             kind = f"{'global' if window is None else 'local'}, {'causal' if causal else 'both sides'}"
             print(f"| {kind} | {length} | {mine * 1e6:.1f} | {theirs * 1e6:.1f} | {theirs / mine:.1f} |", flush=True)
-            del qkv, one, count
+            del qkv, one
 
 
 def best_of(rounds: int, call: Callable[[], object]) -> float:
@@ -249,22 +257,24 @@ def memory_of(way: str, length: int) -> None:
 
 
 def gpu() -> None:
-    """bf16 training steps at base size on 16 rows' worth of tokens, every back end that is installed."""
+    """bf16 training steps at base size on 16 rows' worth of tokens, every back end that is installed, compiled and not."""
     device = torch.device("cuda")
     peak = device_peak(device)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
-    print("| back end | objective | length | tokens/s | MFU |\n|---|---|---|---|---|")
+    print("| back end | compiled | objective | length | tokens/s | MFU |\n|---|---|---|---|---|---|")
     rng = np.random.default_rng(0)
     for backend in BACKENDS:
         try:
             available(backend, device)
         except Failure as reason:
-            print(f"| {backend} | {reason} | | | |")
+            print(f"| {backend} | {reason} | | | | |")
             continue
-        for objective in (Objective("clm"), Objective("mlm", 0.30)):
+        for compiled, objective in itertools.product((False, True), (Objective("clm"), Objective("mlm", 0.30))):
             for length in (512, 1024, 2048, 4096, 8192):
-                docs = [rng.integers(0, 50_000, length).tolist() for _ in range(4 * ROW // length)]
+                docs = [rng.integers(0, 50_000, length).tolist() for _ in range(16 * ROW // length)]
                 encoder = Encoder.random(config_of("base"), 0, attention=backend).to(device, torch.bfloat16)
+                if compiled:
+                    encoder.compile_blocks(fill_to=ROW)
                 batches = labelled(docs, objective)
                 step = step_of_ours(encoder, [batch.to(device) for batch in batches], objective.causal)
                 for _ in range(3):
@@ -277,7 +287,10 @@ def gpu() -> None:
                 seconds = (time.perf_counter() - begin) / 5
                 tokens = sum(batch.tokens for batch in batches)
                 mfu = step_flops(encoder.config, batches, objective.causal) / seconds / peak if peak else math.nan
-                print(f"| {backend} | {objective.kind} | {length} | {tokens / seconds:,.0f} | {mfu:.1%} |", flush=True)
+                print(
+                    f"| {backend} | {compiled} | {objective.kind} | {length} | {tokens / seconds:,.0f} | {mfu:.1%} |",
+                    flush=True,
+                )
 
 
 def main() -> None:
