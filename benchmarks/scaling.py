@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from pipeline.preemption import SCRIPTS
+
 ROW_LENGTH = 8192
 SHARD = 67_108_864  # bytes: data_prep's --shard-size default
 MODELS = {"base": 149_655_232, "large": 394_831_360}
@@ -56,12 +58,14 @@ def cache() -> None:
 
 def checkpoints() -> None:
     print("\nCheckpoints: 12 bytes a parameter at every ZeRO stage and number of ranks, written by rank 0\n")
-    print("| model | size | at 1 GB/s | at 5 GB/s | margin before the job's end (3 saves) at 1 GB/s |")
+    print(
+        "| model | size | at 1 GB/s | at 5 GB/s | margin before the job's end (3 saves, a step of 1 s, 90 s for the scripts) at 1 GB/s |"
+    )
     print("|---|---|---|---|---|")
     for name, parameters in {**MODELS, "1 B": 10**9, "3 B": 3 * 10**9}.items():
         size = 12 * parameters
         print(
-            f"| {name} | {size / 1e9:.1f} GB | {size / 1e9:.0f} s | {size / 5e9:.1f} s | {max(60, 3 * size / 1e9):.0f} s |"
+            f"| {name} | {size / 1e9:.1f} GB | {size / 1e9:.0f} s | {size / 5e9:.1f} s | {3 * size / 1e9 + 1 + SCRIPTS:.0f} s |"
         )
     print(
         "\nModel state of a rank, bf16 with float32 masters (bytes a parameter: weights 2, gradients 4, masters and moments 12)\n"

@@ -15,6 +15,10 @@ from pathlib import Path
 SIGNALS = {signal.SIGUSR2, signal.SIGTERM}
 END_TIME = ("CLM_DETOUR_END_TIME", "SLURM_JOB_END_TIME")  # seconds since 1970; the first that is set counts
 
+SCRIPTS = (
+    90.0  # seconds that launch/phase.sh may need after the ranks: to clean up on each node, to queue the job again
+)
+
 
 def block() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -27,15 +31,15 @@ class StopRequests:
         self._launchers = _launchers()
         ends = [environment[name] for name in END_TIME if environment.get(name, "").isdigit()]
         self._end = float(ends[0]) if ends else None
-        self._margin = 60.0  # seconds before the end of the job's time at which it must stop
+        self._save = self._step = 0.0  # seconds of the slowest so far
 
-    def leave_time_for(self, seconds: float) -> None:
-        """A save took that long: leave time for three of them."""
-        self._margin = max(self._margin, 3 * seconds)
+    def leave_time_for(self, *, save: float = 0.0, step: float = 0.0) -> None:
+        """A save or a step took that long. What must fit before the job's end: one such step, three such saves, and SCRIPTS."""
+        self._save, self._step = max(self._save, save), max(self._step, step)
 
     def pending(self) -> bool:
         signalled = bool(signal.sigpending() & SIGNALS)
-        late = self._end is not None and time.time() >= self._end - self._margin
+        late = self._end is not None and time.time() >= self._end - (self._step + 3 * self._save + SCRIPTS)
         return signalled or late or any(_started(pid) != started for pid, started in self._launchers)
 
 

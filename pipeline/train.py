@@ -99,7 +99,7 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
         history = [*state.history, described(recipe, index, state, log.validation)]
         save(folder.checkpoints(phase.name), engine, replace(state, history=history), parts.tokenizer, agreement, keep)
         saved_at, saved = time.monotonic(), state.step
-        stops.leave_time_for(saved_at - begin)
+        stops.leave_time_for(save=saved_at - begin)
         if ranks.leads:
             retain(folder.checkpoints(phase.name), recipe.checkpoints.keep)
         watchdog.alive()
@@ -161,6 +161,7 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
             last = state.tokens >= phase.tokens
             seconds, begin = time.monotonic() - begin, time.monotonic()
             watchdog.step(seconds)
+            stops.leave_time_for(step=seconds)
             log.step(tokens)
             log.rows(state.step, step.position, step.row_ids)
             if spikes(loss):

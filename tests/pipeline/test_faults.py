@@ -147,10 +147,16 @@ def test_the_end_of_the_jobs_time_stops_the_run(recipe: Write, tmp_path: Path, m
     now = int(time.time())
     assert not StopRequests({"SLURM_JOB_END_TIME": str(now + 3600)}).pending()
     assert StopRequests({"SLURM_JOB_END_TIME": str(now + 30)}).pending()
-    early = StopRequests({"CLM_DETOUR_END_TIME": str(now + 100), "SLURM_JOB_END_TIME": str(now)})
+    early = StopRequests({"CLM_DETOUR_END_TIME": str(now + 120), "SLURM_JOB_END_TIME": str(now)})
     assert not early.pending()
-    early.leave_time_for(50)  # a save took 50 s: three of them do not fit
+    early.leave_time_for(save=50)  # three of them do not fit
     assert early.pending()
+    slow = StopRequests({"CLM_DETOUR_END_TIME": str(now + 200)})
+    slow.leave_time_for(save=10, step=60)
+    assert not slow.pending()
+    slow.leave_time_for(step=100)  # the slowest counts
+    slow.leave_time_for(step=1)
+    assert slow.pending()
 
 
 def _break(kind: str, at: int, argv: list[str]) -> int:
