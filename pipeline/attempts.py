@@ -18,6 +18,7 @@ from typing import Any
 
 from data_prep.errors import Failure, UsageError, run
 
+STOP_CLEARED = "CLM_DETOUR_STOP_CLEARED"  # set: a RUN/STOP was removed when this job was submitted, or at its start
 LIMIT = 5  # attempts in a row without a new token; CLM_DETOUR_ATTEMPTS changes it
 BY_USR2 = 128 + signal.SIGUSR2  # srun's exit code where a rank died of it, before Python could block it
 
@@ -26,9 +27,13 @@ def begin(folder: Path, phase: str, environment: Mapping[str, str]) -> str:
     """Count this attempt. "go", or "done" and "stopped" where there is nothing to do; Failure past the limit."""
     if (folder / phase / "DONE").exists():
         return "done"
-    again = environment.get("SLURM_RESTART_COUNT", "0") != "0" or "CLM_DETOUR_CHAIN" in environment
-    if again and (folder / "STOP").exists():
-        return "stopped"  # asked for while the job waited in the queue; a first start would remove it and go on
+    # What launch/submit has cleared, or a former start of this job, holds no old request: it was made while the job waited.
+    cleared = any(environment.get(name) for name in (STOP_CLEARED, "CLM_DETOUR_CHAIN"))
+    if cleared or environment.get("SLURM_RESTART_COUNT", "0") != "0":
+        if (folder / "STOP").exists():
+            return "stopped"
+    else:  # submitted by hand after a stop, to go on
+        (folder / "STOP").unlink(missing_ok=True)
     file = _file(folder, phase)
     before, tokens = _read(file), trained(folder, phase)
     # A job that goes on by itself keeps its chain's name; who submits again by hand starts to count again.

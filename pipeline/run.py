@@ -14,6 +14,7 @@ import yaml
 
 from data_prep.errors import Failure, UsageError
 from data_prep.rows import software
+from pipeline.attempts import STOP_CLEARED
 from pipeline.checkpoint import Checkpoint, latest, write_aside
 from pipeline.distributed import Ranks
 from pipeline.recipe import Recipe, first_difference, numbers
@@ -30,6 +31,13 @@ PATIENCE = 60  # seconds that a job which SLURM started again waits for its form
 def this_start() -> dict[str, str]:
     """Which start of which SLURM job this is."""
     return {"job": os.environ.get("SLURM_JOB_ID", ""), "restart": os.environ.get("SLURM_RESTART_COUNT") or "0"}
+
+
+def process_start() -> float:
+    """When this process began, in seconds since 1970: before its imports, which take many."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 class RunFolder:
@@ -121,7 +129,17 @@ class RunFolder:
         return (self.path / STOP).exists()
 
     def clear_stop(self) -> None:
-        (self.path / STOP).unlink(missing_ok=True)
+        """Remove a request that ended a former start; one that came since this process began is for this run.
+
+        A SLURM job has done so before its ranks began, and whatever it finds now is a request.
+        """
+        file = self.path / STOP
+        try:
+            old = file.stat().st_mtime < process_start() and not os.environ.get(STOP_CLEARED)
+        except FileNotFoundError:
+            return
+        if old:
+            file.unlink(missing_ok=True)
 
     # --- phases ---
 

@@ -38,10 +38,17 @@ def test_the_verdict_comes_from_records_not_from_the_exit_code(tmp_path: Path) -
 
 
 def test_a_stop_asked_for_while_the_job_waits_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "STOP").touch()
-    assert begin(tmp_path, "clm", JOB) == "go"  # submitted by hand: the trainer removes STOP and goes on
+    stop = tmp_path / "STOP"
+    stop.touch()
+    assert begin(tmp_path, "clm", JOB) == "go"  # submitted by hand after a stop
+    assert not stop.exists()
+    stop.touch()
+    assert (
+        begin(tmp_path, "clm", {**JOB, "CLM_DETOUR_STOP_CLEARED": "1"}) == "stopped"
+    )  # launch/submit removed the old one
     assert begin(tmp_path, "clm", AGAIN) == "stopped"
     assert begin(tmp_path, "clm", {"SLURM_JOB_ID": "9", "CLM_DETOUR_CHAIN": "7"}) == "stopped"
+    assert stop.exists()
 
 
 def test_attempts_in_vain_are_bounded(tmp_path: Path) -> None:

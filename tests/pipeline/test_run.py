@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,21 @@ def test_a_jobs_log_and_a_request_may_lie_there_beforehand(recipe: Write, tmp_pa
     (run / "STOP").touch()
     RunFolder(run).accept(load(recipe()))
     assert (run / "recipe.yaml").exists()
+
+
+def test_a_stop_asked_for_while_the_ranks_load_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, folder = tmp_path / "STOP", RunFolder(tmp_path)
+    folder.clear_stop()
+    stop.touch()
+    folder.clear_stop()
+    assert folder.stop_requested()  # made after this process began
+    os.utime(stop, (1, 1))
+    monkeypatch.setenv("CLM_DETOUR_STOP_CLEARED", "1")
+    folder.clear_stop()
+    assert folder.stop_requested()  # the job had removed an old one before
+    monkeypatch.delenv("CLM_DETOUR_STOP_CLEARED")
+    folder.clear_stop()
+    assert not folder.stop_requested()
 
 
 def test_a_stop_leaves_a_record_of_this_start(recipe: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
