@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # One node's scratch folder of a job: `scratch.sh make LIVE_JOBS...` or `scratch.sh remove`. phase.sh runs it on every node.
 #
-# LIVE_JOBS are the ids of this user's jobs in the queue. Folders of jobs that are not among them are left over (a node that
-# failed, a SIGKILL) and hold text that may not stay: they are removed. Another cluster's are left alone, for their name differs.
+# LIVE_JOBS are the ids of this user's jobs in the queue. Folders of earlier jobs that are not among them are left over (a node
+# that failed, a SIGKILL) and hold text that may not stay: they are removed. A later job's is left alone, for it may have
+# started after that list was made; another cluster's too, for its name differs.
 set -euo pipefail
 : "${JOB_SCRATCH:?}"
 case "${1:-}" in
@@ -19,11 +20,14 @@ make)
     chmod 700 "$root" "$JOB_SCRATCH"
     name="$(basename "$JOB_SCRATCH")"
     prefix="${name%-*}-"
+    own="${name##*-}"
     if [ $# -gt 0 ]; then # an empty list means that squeue failed, not that no job lives
         for other in "$root/$prefix"*; do
             job="${other##*-}"
             case "$job" in *[!0-9]* | "") continue ;; esac
-            [ -d "$other" ] && [[ "$live" != *" $job "* ]] && rm -rf -- "$other"
+            if [ -d "$other" ] && [ "$job" -lt "$own" ] && [[ "$live" != *" $job "* ]]; then
+                rm -rf -- "$other" || true # what is left there may not stop this job
+            fi
         done
     fi
     ;;

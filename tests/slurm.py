@@ -22,6 +22,7 @@ READY_WITHIN = 20  # seconds
 STOPPED_WITHIN = 10
 TERMINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE")
 FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
+# The GPUs are files: SLURM counts and shares them out, and nobody opens them.
 # --requeue makes a job wait for cred_expire + a few seconds, by default 120: here 8.
 CONFIGURATION = """
 ClusterName=ci
@@ -48,12 +49,13 @@ SelectTypeParameters=CR_CPU
 SchedulerType=sched/builtin
 SchedulerParameters=batch_sched_delay=0
 MpiDefault=none
+GresTypes=gpu
 ReturnToService=1
 SlurmdParameters=config_overrides
 KillWait=5
 SlurmdTimeout=60
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=4000
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=4 RealMemory=4000
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=4000 Gres=gpu:h100:2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=4 RealMemory=4000 Gres=gpu:h100:2
 PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -102,6 +104,9 @@ class Cluster:
         host, user = socket.gethostname().split(".")[0], subprocess.check_output(["id", "-un"], text=True).strip()
         text = CONFIGURATION.format(folder=folder, host=host, user=user, ports=_free_ports(4))
         (folder / "slurm.conf").write_text(text)
+        for gpu in range(2):
+            (folder / f"gpu{gpu}").touch()
+        (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu Type=h100 File={folder}/gpu[0-1]\n")
         munge = folder / "munge"
         self._daemon(
             munge / "munged.pid",

@@ -253,6 +253,48 @@ def test_stops_failures_and_a_cluster_that_forbids_requeueing(site: Site) -> Non
     assert not list((site.folder / "nowhere" / "logs").iterdir())
 
 
+# In place of Python: ranks that stop at once, and a run that is done when a successor begins.
+RANKS = """#!/usr/bin/env bash
+case "$*" in
+*attempts\\ begin*) if [ -n "${CLM_DETOUR_CHAIN:-}" ]; then echo done; else echo go; fi ;;
+*attempts\\ end*) echo again ;;
+*train.py*) echo "rank $SLURM_PROCID of $SLURM_NTASKS"; exit 75 ;;
+*) exec %s "$@" ;;
+esac
+"""
+
+
+def test_one_rank_a_gpu_and_a_successor_that_asks_for_the_same(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = tmp_path / "python"
+    ranks.write_text(RANKS % sys.executable)
+    ranks.chmod(0o755)
+    environment = {
+        "PYTHON": str(ranks),
+        "RUN_DIR": str(tmp_path / "run"),
+        "CLM_DETOUR_SCRATCH": str(tmp_path / "scratch"),
+    }
+
+    def sbatch(*options: str) -> int:
+        words = ("sbatch", "--parsable", "--no-requeue", "--time=30", f"--output={tmp_path}/%j.out", *options)
+        return int(cluster(*words, "launch/clm_phase.sbatch", cwd=ROOT, **environment))
+
+    whole = sbatch("--nodes=1", "--gpus-per-node=2", "--exclusive", "--mem=100")
+    tied = sbatch("--nodes=1", "--ntasks=2", "--gpus=2", "--gpus-per-task=1")
+    alone = sbatch("--gpus-per-node=2")  # one CPU for two ranks
+    assert cluster.wait(whole, tied, alone) == ["COMPLETED", "COMPLETED", "FAILED"]
+    for job in (whole, tied):
+        said = (tmp_path / f"{job}.out").read_text()
+        assert sorted(re.findall("rank .*", said)) == ["rank 0 of 2", "rank 1 of 2"]
+        successor = int(re.findall(r"job (\d+) goes on", said)[0])
+        assert cluster.wait(successor) == ["COMPLETED"]
+        one, other = cluster.job(job), cluster.job(successor)
+        for key in ("NumNodes", "NumCPUs", "NumTasks", "OverSubscribe", "MinMemoryNode", "TimeLimit"):
+            assert one[key] == other[key]
+        for key in ("TresPerNode", "TresPerJob", "TresPerTask"):
+            assert one.get(key) == other.get(key)
+    assert "submit with --gpus-per-node=2 --ntasks-per-node=2" in (tmp_path / f"{alone}.out").read_text()
+
+
 def test_data_preparation_as_an_array(
     cluster: Cluster, corpus: Path, tokenizer: Path, rows: Path, tmp_path: Path
 ) -> None:
