@@ -115,7 +115,7 @@ again() { # ends this job: it is queued again, or another takes over, or it fail
             exit 75
         fi
         # Only where SLURM says that this job may not be requeued: a controller that is busy may have heard us all the same.
-        if scontrol -o show job "$SLURM_JOB_ID" | grep -q '\bRequeue=0\b'; then
+        if scontrol -o show job "$SLURM_JOB_ID" | grep '\bRequeue=0\b' >/dev/null; then
             if successor; then exit 0; fi
             break
         fi
