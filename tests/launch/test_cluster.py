@@ -138,9 +138,9 @@ def test_two_chains_through_preemption_requeue_an_outage_and_a_node_that_fails(s
     environment = site.environment | {"RECIPE": str(site.recipe), "RUN_DIR": str(site.folder / "shrinking")}
     options = ("--nodes=1-2", "--ntasks=2", "--cpus-per-task=2", f"--output={site.folder}/shrinking.out")
     shrinking = int(cluster("sbatch", "--parsable", *options, "launch/clm_phase.sbatch", cwd=ROOT, **environment))
-    site.trains("rough", rough, 1)
+    # On a slow machine the signal may come before the first step.
+    site.wait(lambda: site.steps("rough") >= 1 or site.restarts(rough) == 1, "rough")
     site.signal("rough", signal.SIGSTOP)
-    assert "clm (clm): running or stopped  step" in site.status("rough")
     site.trains("shrinking", shrinking, 3)
     assert cluster.job(shrinking)["NodeList"] == "n[1-2]"  # the other chain holds a core of each
 
@@ -170,6 +170,7 @@ def test_two_chains_through_preemption_requeue_an_outage_and_a_node_that_fails(s
     cluster("scancel", "--signal=USR2", rough)  # while Python imports
     site.restarted("rough", rough, 2)
     site.trains("rough", rough, 1)
+    assert "clm (clm): running or stopped  step" in site.status("rough")
     cluster("scontrol", "requeue", rough)  # by an administrator, without any signal
     site.restarted("rough", rough, 3)
     site.trains("rough", rough, 1)
