@@ -20,6 +20,7 @@ from data_prep.errors import Failure, Parser, run
 RECENT = 20  # logged steps that the speed is the mean of
 TAIL = 1 << 18  # bytes read from the end of metrics.jsonl
 # What a job's log says of its end, where the trainer could not: ours, srun's and slurmstepd's.
+START_LINE = re.compile(r"^phase \S+: job \d+, start \d+,.*$", re.MULTILINE)  # of launch/phase.sh
 ERROR_LINE = re.compile(r"^(?:\d+: )?((?:error|slurmstepd: error|srun: error): .*)$", re.MULTILINE)
 
 
@@ -118,7 +119,9 @@ def last_error(folder: Path) -> str | None:
         return None
     with open(logs[-1], "rb") as file:
         file.seek(max(0, logs[-1].stat().st_size - TAIL))
-        found = ERROR_LINE.findall(file.read().decode(errors="replace"))
+        text = file.read().decode(errors="replace")
+    # One log holds all starts of a job. A task that stopped early on request is none to srun alone.
+    found = [line for line in ERROR_LINE.findall(START_LINE.split(text)[-1]) if not line.endswith("exit code 75")]
     ours = [line for line in found if line.startswith("error: ") and "the lines above say why" not in line]
     return (ours or found or [None])[-1]
 

@@ -53,6 +53,11 @@ def test_the_last_error(run: Path) -> None:
         "error: an old one\nclm step 1\nerror: recipe r.yaml: no such file\nsrun: error: n1: task 0: Exited with exit code 2\n"
     )
     assert last_error(run) == "error: recipe r.yaml: no such file"
+    with log.open("a") as file:
+        file.write(
+            "phase clm: job 3, start 2, 1 nodes, 2026-01-01T00:00:00Z\nsrun: error: n1: task 0: Exited with exit code 75\n"
+        )
+    assert last_error(run) is None  # of this start
     (run / "logs" / "error.json").write_text(json.dumps({"message": "out of memory", "time": time.time()}))
     assert last_error(run) == "error: out of memory"
     later = time.time() + 100  # the run went on since
