@@ -7,6 +7,7 @@ used for longest make room. An outage is waited out; what no waiting mends (cred
 mosaicml-streaming's downloaders do the transfer: s3:// (any endpoint through S3_ENDPOINT_URL), gs://, oci://, azure://, ...
 """
 
+import errno
 import fcntl
 import os
 import random
@@ -19,14 +20,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from data_prep.errors import Failure
+from data_prep.errors import Failure, Passing
 
 FIRST_PATIENCE = 20.0  # seconds of trying before anything was fetched: a wrong address must be said soon
 PATIENCE = 300.0  # later, through an outage of the store; below the trainer's faults.hang_seconds
+SILENCE = 20.0  # seconds without a byte after which one attempt at s3:// is given up, so that patience can end in time
 ODD_ANSWERS = 20.0  # seconds in which a refusal from a store that was open to us is taken for part of an outage
 LONGEST_WAIT = 10.0  # seconds between two attempts
 ABANDONED = 3600.0  # seconds after which a reservation is one of a process that was killed
-HASH = "xxh64"  # as in rows
+HASH = "xxh64"  # of every shard, in index.json; checked after each download, and where local rows are read
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # said of files only, never of connections
 
 
 @dataclass(frozen=True)
@@ -59,30 +62,41 @@ class Shard:
 class Remote:
     """Downloads from one URL, with patience. Failure names the URL, which stems from the recipe, and the remedy."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, opened: bool = False) -> None:
         self.url = url.rstrip("/")
-        self.opened = False  # manifest and index were read: the address and the credentials are right
-        self._reached = False
+        self.opened = (
+            opened  # manifest and index were read, now or at an earlier start: address and credentials are right
+        )
+        self._reached = opened
         self._idle: list[Any] = []  # downloaders with their clients, which take long to make; each serves one at a time
 
-    def download(self, name: str, to: Path) -> None:
-        """`name` below the URL to the file `to`, whole. FileNotFoundError where the store has no such object."""
-        begin, wait = time.monotonic(), 0.5
+    def download(self, name: str, to: Path, begin: float | None = None) -> None:
+        """`name` below the URL to the file `to`, whole. FileNotFoundError where the store has no such object.
+
+        `begin` (time.monotonic) is when the file was first wanted: who queued for it has been patient already.
+        """
+        begin, wait = time.monotonic() if begin is None else begin, 0.5
         while True:
-            to.unlink(missing_ok=True)
             try:
-                downloader = self._downloader()
-                downloader.download(f"{self.url}/{name}", str(to), timeout=60)
+                with writing(to.parent):
+                    to.unlink(missing_ok=True)
+                    downloader = self._downloader()
+                    downloader.download(f"{self.url}/{name}", str(to), timeout=60)
+                if not to.exists():
+                    raise _NothingArrived
                 self._idle.append(downloader)  # not after a failure: its connections may be dead
                 self._reached = True
                 return
+            except Failure:
+                raise
             except Exception as error:
                 waited = time.monotonic() - begin
                 kind = refusal(error)
                 if kind and (not self.opened or waited > ODD_ANSWERS):
                     self._refuse(kind, name)
                 if waited > (PATIENCE if self._reached else FIRST_PATIENCE):
-                    raise Failure(
+                    # An address that never answered is more likely wrong than out of order.
+                    raise (Passing if self._reached else Failure)(
                         f"{self.url} could not be reached for {waited:.0f} s ({type(error).__name__}): "
                         "check the address (S3_ENDPOINT_URL) and the network, then run the same command to go on"
                     ) from None
@@ -95,10 +109,16 @@ class Remote:
         except IndexError:
             from streaming.base.storage.download import CloudDownloader
 
+        from data_prep.s3 import client
+
         try:
-            return CloudDownloader.get(self.url)
+            downloader = CloudDownloader.get(self.url)
         except ValueError:
             raise _Unsupported from None
+        if self.url.startswith("s3://"):
+            # Its own would try for three minutes at an address that a firewall swallows; ours tries once, and we again.
+            downloader._s3_client = client(attempts=1, silence=SILENCE)
+        return downloader
 
     def _refuse(self, kind: str, name: str) -> None:
         if kind == "missing":
@@ -116,6 +136,25 @@ class Remote:
 
 class _Unsupported(Exception):
     pass
+
+
+class _NothingArrived(Exception):
+    """The downloader reported success and wrote nothing: streaming's for gs:// swallows errors."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What the file system says against the cache `folder` as a Failure. Other errors pass, those of connections too."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename
+        if error.errno not in FULL and not (isinstance(place, str) and Path(place).is_relative_to(folder)):
+            raise
+        raise Failure(
+            f"the cache folder {folder} cannot be written: {os.strerror(error.errno or errno.EIO)}; make room there, "
+            "lower data.cache_limit, or choose another data.cache (default: in TMPDIR)"
+        ) from None
 
 
 def refusal(error: BaseException) -> str | None:
@@ -151,10 +190,10 @@ def refusal(error: BaseException) -> str | None:
 
 def _bucket_exists(url: str) -> bool:
     """False only where the store says so."""
-    from data_prep.s3 import S3FileSystem
+    from data_prep.s3 import client
 
     try:
-        S3FileSystem().client.head_bucket(Bucket=url.removeprefix("s3://").partition("/")[0])
+        client(attempts=1, silence=SILENCE).head_bucket(Bucket=url.removeprefix("s3://").partition("/")[0])
     except Exception as error:
         return refusal(error) != "missing"
     return True
@@ -172,19 +211,20 @@ class ShardFiles:
 
     def file(self, name: str) -> Path:
         """A small file beside the shards. FileNotFoundError where there is none."""
-        path = self.folder / name
+        path, begin = self.folder / name, time.monotonic()
         if self.remote is not None and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._lock(name):
-                if not path.exists():
-                    aside = self._aside(name)
-                    self.remote.download(name, aside)
-                    os.replace(aside, path)
+            with writing(self.folder):
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with self._lock(name):
+                    if not path.exists():
+                        aside = self._aside(name)
+                        self.remote.download(name, aside, begin)
+                        os.replace(aside, path)
         return path
 
     def ensure(self, shard: Shard) -> Path:
         """The shard's raw file, fetched and checked where it is not there. Failure names it where it is damaged."""
-        path = self.folder / shard.name
+        path, begin = self.folder / shard.name, time.monotonic()
         if _size(path) == shard.bytes:
             if self.remote is None:  # what was fetched was checked then
                 self._check(path, shard.name, shard.bytes, shard.hash)
@@ -194,16 +234,16 @@ class ShardFiles:
                 self._check(path, shard.name, shard.bytes, None)
             data = self._checked_bytes(self.folder / str(shard.zip_name), str(shard.zip_name), shard)
             return self._unpack(shard, data)
-        with self._lock(shard.name):
+        with writing(self.folder), self._lock(shard.name):
             if _size(path) == shard.bytes:
                 return path  # another process was faster
             for left in self.folder.glob(f".{shard.name}.*.tmp"):
                 left.unlink(missing_ok=True)  # of a process that was killed
             path.unlink(missing_ok=True)
             with self._reserved(shard):
-                return self._fetch(shard)
+                return self._fetch(shard, begin)
 
-    def _fetch(self, shard: Shard) -> Path:
+    def _fetch(self, shard: Shard, begin: float) -> Path:
         assert self.remote is not None
         name, size, digest = shard.name, shard.bytes, shard.hash
         if shard.zip_name is not None:
@@ -212,7 +252,7 @@ class ShardFiles:
         try:
             for attempt in (1, 2):  # the transfer itself may have damaged it
                 try:
-                    self.remote.download(name, aside)
+                    self.remote.download(name, aside, begin)
                     self._check(aside, name, size, digest)
                     break
                 except FileNotFoundError:

@@ -22,6 +22,10 @@ class Failure(Exception):
     exit_code = 1
 
 
+class Passing(Failure):
+    """A cause that may be gone at another start, such as a lost rank: a SLURM job then queues itself again."""
+
+
 class UsageError(Failure):
     """A wrong command line or recipe; exit code 2."""
 

@@ -17,7 +17,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from data_prep.rows import HASH, Row, columns
+from data_prep.cache import HASH
+from data_prep.rows import Row, columns
 
 INDEX = "index.json"
 OFFSET_BYTES = 4  # of a sample, besides its own

@@ -11,9 +11,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from data_prep.cache import HASH
 from data_prep.errors import Failure, UsageError
 from data_prep.mds import INDEX, ShardData, digest, index_bytes
-from data_prep.rows import HASH, MANIFEST, Manifest, is_url, rows_digest
+from data_prep.rows import MANIFEST, Manifest, is_url, rows_digest
 from data_prep.store import Store
 from data_prep.verify import (
     Totals,

@@ -31,14 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_prep.cache import VERIFY, Ahead, Remote, Shard, ShardFiles
+from data_prep.cache import VERIFY, Ahead, Remote, Shard, ShardFiles, writing
 from data_prep.errors import Failure
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
-HASH = "xxh64"  # of every shard, in index.json; streaming checks it on download, `verify` always
-
 
 AHEAD_THREADS = 4  # downloads in the background, of each process
 TOUCH_EVERY = 5.0  # seconds: how finely "least recently used" is told
@@ -180,15 +178,24 @@ class Rows:
     iteration and its resumable state, is not. Reading has no state but the files in the cache.
     """
 
-    def __init__(self, location: str | Path, cache: str | Path | None = None, cache_limit: int | None = None) -> None:
-        """`cache`: where shards of a URL are kept, at most `cache_limit` bytes of them for all sources of a node."""
+    def __init__(
+        self,
+        location: str | Path,
+        cache: str | Path | None = None,
+        cache_limit: int | None = None,
+        opened_before: bool = False,
+    ) -> None:
+        """`cache`: where shards of a URL are kept, at most `cache_limit` bytes of them for all sources of a node.
+
+        `opened_before`: the run has read these rows at an earlier start. Silence is then an outage, to be waited out.
+        """
         from streaming.base.format import reader_from_json  # costs seconds; commands that only print must not pay it
 
         self.location = str(location)
         if is_url(location):
             if cache is None:
                 raise Failure(f"{location} is a URL: it needs a local cache folder")
-            self._files = self._remote_files(Path(cache), cache_limit)
+            self._files = self._remote_files(Path(cache), cache_limit, opened_before)
         else:
             folder = Path(location)
             if not (folder / "index.json").is_file():
@@ -212,25 +219,26 @@ class Rows:
         if self._files.remote is not None:
             self._files.remote.opened = True
 
-    def _remote_files(self, cache: Path, limit: int | None) -> ShardFiles:
+    def _remote_files(self, cache: Path, limit: int | None, opened_before: bool) -> ShardFiles:
         """The manifest is read anew each time: rows that were built again are other rows, in another folder."""
-        remote = Remote(self.location)
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remote = Remote(self.location, opened_before)
         place = hashlib.sha256(self.location.encode()).hexdigest()[:16]
         aside = cache / f".{place}.{os.getpid()}.{threading.get_ident()}.tmp"
-        try:
-            remote.download(MANIFEST, aside)
-            content = aside.read_bytes()
-        except FileNotFoundError:
-            raise Failure(f"{self.location} has no {MANIFEST}: it is not a finished build") from None
-        finally:
-            aside.unlink(missing_ok=True)
-        folder = cache / f"{place}-{hashlib.sha256(content).hexdigest()[:8]}"
-        folder.mkdir(exist_ok=True, mode=0o700)
-        if not (folder / MANIFEST).exists():
-            own = folder / f".{MANIFEST}.{os.getpid()}.{threading.get_ident()}.tmp"
-            own.write_bytes(content)
-            os.replace(own, folder / MANIFEST)
+        with writing(cache):
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                remote.download(MANIFEST, aside)
+                content = aside.read_bytes()
+            except FileNotFoundError:
+                raise Failure(f"{self.location} has no {MANIFEST}: it is not a finished build") from None
+            finally:
+                aside.unlink(missing_ok=True)
+            folder = cache / f"{place}-{hashlib.sha256(content).hexdigest()[:8]}"
+            folder.mkdir(exist_ok=True, mode=0o700)
+            if not (folder / MANIFEST).exists():
+                own = folder / f".{MANIFEST}.{os.getpid()}.{threading.get_ident()}.tmp"
+                own.write_bytes(content)
+                os.replace(own, folder / MANIFEST)
         return ShardFiles(remote, folder, limit)
 
     def _fetch(self, name: str) -> Path:
@@ -278,8 +286,11 @@ class Rows:
             row = Row(sample["tokens"], sample["lengths"])
         except Exception as error:
             # Whatever streaming or numpy says of a damaged shard may quote it; our own lines name the shard.
-            why = f"({type(error).__name__}); {VERIFY}" if not isinstance(error, Failure) else f": {error}"
-            raise Failure(f"{self.location}: row {index} of shard {shard} cannot be read {why}") from None
+            if isinstance(error, Failure):
+                raise type(error)(f"{self.location}: row {index} of shard {shard} cannot be read: {error}") from None
+            raise Failure(
+                f"{self.location}: row {index} of shard {shard} cannot be read ({type(error).__name__}); {VERIFY}"
+            ) from None
         problem = row.check(self.manifest.row_length, self.manifest.tokenizer.vocabulary)
         if problem:
             raise Failure(f"{self.location}: row {index} of shard {shard} is damaged: {problem}")

@@ -29,6 +29,17 @@ def _connected(settings: tuple[tuple[str, str], ...]) -> "S3FileSystem":
     return S3FileSystem()
 
 
+def client(attempts: int, silence: float) -> Any:
+    """boto3's client: `attempts` for each request, each given up after 10 s without a connection or `silence` seconds of nothing."""
+    import boto3
+    from botocore.config import Config
+
+    retries = {"mode": "standard", "total_max_attempts": attempts}
+    config = Config(retries=retries, connect_timeout=10, read_timeout=silence)
+    # The default session would keep the credentials it saw first.
+    return boto3.session.Session().client("s3", endpoint_url=os.environ.get("S3_ENDPOINT_URL") or None, config=config)
+
+
 class S3FileSystem(AbstractFileSystem):
     """Listing, reading by range, writing and deleting whole objects. Paths are `bucket/key`. Raises OSError."""
 
@@ -37,14 +48,7 @@ class S3FileSystem(AbstractFileSystem):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(use_listings_cache=False, **options)
-        import boto3
-        from botocore.config import Config
-
-        config = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
-        # The default session would keep the credentials it saw first.
-        self.client = boto3.session.Session().client(
-            "s3", endpoint_url=os.environ.get("S3_ENDPOINT_URL") or None, config=config
-        )
+        self.client = client(attempts=6, silence=60)
 
     def _pages(self, path: str, delimiter: str) -> Iterator[dict[str, Any]]:
         bucket, _, prefix = path.partition("/")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data_prep.cache import HASH
 from data_prep.errors import Failure
 from data_prep.mds import INDEX, ShardData, digest
-from data_prep.rows import HASH, MANIFEST, TOKENIZER, Manifest, columns, is_url, rows_digest, tokenizer_digest
+from data_prep.rows import MANIFEST, TOKENIZER, Manifest, columns, is_url, rows_digest, tokenizer_digest
 from data_prep.store import Store
 
 SPLITS = ("train", "validation")

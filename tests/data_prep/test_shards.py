@@ -10,9 +10,10 @@ from data_prep_helpers import Result, pieces, write_jsonl
 from streaming import MDSWriter
 from streaming.base.format.mds.reader import MDSReader
 
+from data_prep.cache import HASH
 from data_prep.mds import ShardData, ShardWriter, index_bytes
 from data_prep.packing import OnePerRow
-from data_prep.rows import HASH, Row, columns
+from data_prep.rows import Row, columns
 
 Cli = Callable[..., Result]
 

@@ -1,8 +1,13 @@
 """Rows at a URL, on a real S3 server: caches shared and limited, outages waited out, refusals said."""
 
+import errno
+import json
 import multiprocessing
 import os
+import resource
 import shutil
+import signal
+import socket
 import tempfile
 import threading
 import time
@@ -12,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from data_prep import cache as shard_cache
-from data_prep.errors import Failure, UsageError
+from data_prep.errors import Failure, Passing, UsageError
 from data_prep.rows import Rows
 from pipeline.caches import JobCache
 from pipeline.recipe_file import load
@@ -72,10 +77,10 @@ def _read(
     os.environ.update(environment)  # the server that forks may have started before the store did
     original = shard_cache.Remote.download
 
-    def counting(self: shard_cache.Remote, name: str, to: Path) -> None:
+    def counting(self: shard_cache.Remote, name: str, to: Path, begin: float | None = None) -> None:
         with open(counted, "a") as file:
             file.write(name + "\n")
-        original(self, name, to)
+        original(self, name, to, begin)
 
     shard_cache.Remote.download = counting  # type: ignore[method-assign]
     rows = Rows(location, cache, limit)
@@ -224,13 +229,141 @@ def test_a_refusal_ends_the_run(streamed: Write, tmp_path: Path, monkeypatch: py
     assert not any(b"canary-secret" in content for content in written)
 
 
+def test_a_missing_bucket_and_a_truncated_shard_end_the_run(
+    store: ObjectStore, streamed: Write, small_shards: Path, tmp_path: Path
+) -> None:
+    cut = shutil.copytree(small_shards / "train", tmp_path / "cut")
+    for shard in cut.glob("*.zstd"):  # whichever the first step takes
+        shard.write_bytes(shard.read_bytes()[:-9])
+    for rows, says in (
+        ("s3://no-such-bucket/rows", "error: s3://no-such-bucket/rows: there is no such bucket"),
+        (upload(store, cut, "cut"), r"is truncated"),
+    ):
+        path = streamed(data__rows=rows, data__validation=None, validation=None)
+        (result,) = train(1, tmp_path / "log", path, "--run-dir", tmp_path / "run", code=1)
+        assert result.err.count("\n") == 1
+        assert says in result.err
+        assert json.loads((tmp_path / "run" / "logs" / "error.json").read_text())["passing"] is False
+        shutil.rmtree(tmp_path / "run")
+
+
 def test_an_unreachable_store_is_said_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(shard_cache, "FIRST_PATIENCE", 2.0)
+    monkeypatch.setattr(shard_cache, "FIRST_PATIENCE", 0.5)
     begin = time.monotonic()
-    with pytest.raises(Failure, match=r"could not be reached for \d+ s .*S3_ENDPOINT_URL"):
+    with pytest.raises(Failure, match=r"could not be reached for \d+ s .*S3_ENDPOINT_URL") as unreachable:
         Rows(f"s3://{BUCKET}/rows", tmp_path / "cache")
+    assert not isinstance(unreachable.value, Passing)  # the address may be wrong
     assert time.monotonic() - begin < 15
+    monkeypatch.setattr(shard_cache, "PATIENCE", 2.0)
+    begin = time.monotonic()
+    with pytest.raises(Passing):
+        Rows(f"s3://{BUCKET}/rows", tmp_path / "cache", opened_before=True)
+    assert 2 < time.monotonic() - begin < 15
+
+
+def test_a_store_that_accepts_and_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a firewall; the clients' own patience and attempts must not multiply ours."""
+    monkeypatch.setattr(shard_cache, "FIRST_PATIENCE", 2.0)
+    monkeypatch.setattr(shard_cache, "SILENCE", 1.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("S3_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        begin = time.monotonic()
+        with pytest.raises(Failure, match="could not be reached"):
+            Rows(f"s3://{BUCKET}/rows", tmp_path / "cache")
+    assert time.monotonic() - begin < 10
+
+
+def test_those_who_wait_for_one_shard_lose_patience_together(
+    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_cache, "PATIENCE", 3.0)
+    readers = [Rows(f"{remote}/train", tmp_path / "cache") for _ in range(4)]
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    said: list[BaseException] = []
+
+    def read(rows: Rows) -> None:
+        assert rows._files.remote is not None
+        rows._files.remote._idle.clear()  # the next client goes where nobody answers
+        try:
+            rows[0]
+        except Failure as error:
+            said.append(error)
+
+    threads = [threading.Thread(target=read, args=(rows,)) for rows in readers]
+    begin = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begin < 9  # one after the other would take 12 s and more
+    assert [type(error) for error in said] == [Passing] * 4
+    assert all("could not be reached" in str(error) for error in said)
+
+
+def _without_room(location: str, cache: str, environment: dict[str, str], said: str) -> None:
+    """In a process of its own, in which no file may grow beyond a few kB, as on a full disk."""
+    os.environ.update(environment)
+    rows = Rows(location, cache)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        rows[0]
+    except Failure as error:
+        Path(said).write_text(f"{type(error).__name__} {error}")
+
+
+def test_a_full_cache_disk_is_no_outage(remote: str, tmp_path: Path) -> None:
+    cache, said = tmp_path / "cache", tmp_path / "said"
+    begin = time.monotonic()
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_without_room, args=(f"{remote}/train", str(cache), dict(os.environ), str(said))
+    )
+    process.start()
+    process.join(60)
+    assert time.monotonic() - begin < 30
+    kind, _, line = said.read_text().partition(" ")
+    assert kind == "Failure"
+    assert f"the cache folder {cache}" in line
+    assert "File too large" in line
+    assert "data.cache_limit" in line
+
+
+def test_trouble_with_the_cache_is_told_from_trouble_with_the_network(tmp_path: Path) -> None:
+    inside = str(tmp_path / "shard.tmp")
+    local = [
+        OSError(errno.ENOSPC, "no space"),  # a write names no file
+        OSError(errno.EDQUOT, "quota"),
+        PermissionError(errno.EACCES, "denied", inside),
+        OSError(errno.EROFS, "read-only", inside),
+    ]
+    remote = [
+        PermissionError(errno.EACCES, "denied"),  # a firewall's answer to a connection
+        PermissionError(errno.EACCES, "denied", "/elsewhere/certificate"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+        OSError(errno.EHOSTUNREACH, "no route"),
+        TimeoutError("timed out"),
+    ]
+    for error in local:
+        says = f"the cache folder {tmp_path} cannot be written: .*data.cache"
+        with pytest.raises(Failure, match=says), shard_cache.writing(tmp_path):
+            raise error
+    for error in remote:
+        with pytest.raises(type(error)), shard_cache.writing(tmp_path):
+            raise error
+
+
+def test_a_download_that_brings_nothing_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """streaming's downloader for gs:// reports success where the store answered with an error."""
+
+    class Swallows:
+        def download(self, remote: str, local: str, timeout: float) -> None:
+            pass
+
+    monkeypatch.setattr(shard_cache, "FIRST_PATIENCE", 0.0)
+    monkeypatch.setattr(shard_cache.Remote, "_downloader", lambda self: Swallows())
+    with pytest.raises(Failure, match="could not be reached"):
+        shard_cache.Remote("gs://bucket/rows").download("index.json", tmp_path / "index.json")
 
 
 def test_damaged_shards_are_named(store: ObjectStore, small_shards: Path, tmp_path: Path, monkeypatch) -> None:
