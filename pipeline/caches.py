@@ -51,11 +51,22 @@ class JobCache:
             self.folder.mkdir(exist_ok=True, mode=0o700)
             try:
                 self._lock = open(self.folder / ALIVE, "w")  # noqa: SIM115, held until release
-                fcntl.flock(self._lock, fcntl.LOCK_SH)
+                self._hold()
                 if os.fstat(self._lock.fileno()).st_ino == os.stat(self.folder / ALIVE).st_ino:
                     return self.folder
             except FileNotFoundError:
                 pass  # it was removed between two lines: its former job's last process left just now
+
+    def _hold(self) -> None:
+        assert self._lock is not None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+        except OSError as error:
+            print(
+                f"{self.folder}: no locks on this file system ({error.strerror}): remove the folder after the job, "
+                "or set TMPDIR to a disk of the node",
+                flush=True,
+            )
 
     def release(self) -> None:
         """Done with it; the last process of the job removes it, for it holds text that may not stay."""

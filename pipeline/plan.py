@@ -173,10 +173,12 @@ def check_folder(folder: Path, recipe: Recipe, disk: int) -> None:
         with open(lock) as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise Failure(
                     f"{folder} is in use by another run: wait for it, or stop it with `touch {folder}/STOP`"
                 ) from None
+            except OSError:  # a file system without locks
+                pass
     above = next(p for p in (folder.resolve(), *folder.resolve().parents) if p.exists())
     if not os.access(above, os.W_OK):
         raise Failure(f"{folder} cannot be written: {above} is not yours")
