@@ -50,9 +50,10 @@ def assemble(
     cache = agreement.together(job_cache.open)
     limit = recipe.data.cache_limit
     start = agreement.together(lambda: last_checkpoint(Path(recipe.start.checkpoint)) if recipe.start else None)
-    streams = agreement.together(lambda: open_streams(recipe, cache))
+    begun = folder.begun(recipe)
+    streams = agreement.together(lambda: open_streams(recipe, cache, begun))
     validation = recipe.data.validation
-    held_out = agreement.together(lambda: Rows(validation, cache, limit)) if validation else None
+    held_out = agreement.together(lambda: Rows(validation, cache, limit, begun)) if validation else None
     everything = [*(rows for stream in streams for rows in stream.sources), *([held_out] if held_out else [])]
     vocabulary = agreement.together(lambda: compatible(everything))
     ahead = agreement.together(lambda: look_ahead(recipe, streams, held_out, agreement.ranks.world_size))
@@ -84,8 +85,8 @@ def assemble(
     )
 
 
-def open_streams(recipe: Recipe, cache: Path | None) -> list[MixedRows]:
-    """The row stream of each phase; phases on the same rows share one."""
+def open_streams(recipe: Recipe, cache: Path | None, begun: bool = False) -> list[MixedRows]:
+    """The row stream of each phase; phases on the same rows share one. `begun`: the run has a checkpoint."""
     opened: dict[str, MixedRows] = {}
 
     def stream(given: Sources) -> MixedRows:
@@ -93,7 +94,7 @@ def open_streams(recipe: Recipe, cache: Path | None) -> list[MixedRows]:
         if key not in opened:
             proportions = [1.0] if isinstance(given, str) else [source.proportion for source in given]
             opened[key] = MixedRows(
-                [Rows(place, cache, limit) for place in locations(given)], proportions, recipe.data_seed
+                [Rows(place, cache, limit, begun) for place in locations(given)], proportions, recipe.data_seed
             )
         return opened[key]
 

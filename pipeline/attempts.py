@@ -4,7 +4,8 @@
     python -m pipeline.attempts end RUN PHASE CODE   prints done | again | stopped | failed; CODE is srun's
 
 srun's exit code alone says little: it is the highest of the tasks', and a task that is killed while its neighbours leave
-makes it another. DONE, the stop record of this start (`RunFolder.mark_stopped`) and RUN/STOP decide. No torch is imported.
+makes it another. DONE, RUN/STOP and the records of this start (`RunFolder.mark_stopped`, `mark_failed`) decide: it goes on
+after a stop, and after a failure of a cause that may pass (`errors.Passing`). No torch is imported.
 """
 
 import json
@@ -56,12 +57,16 @@ def begin(folder: Path, phase: str, environment: Mapping[str, str]) -> str:
 def end(folder: Path, phase: str, code: int, environment: Mapping[str, str]) -> str:
     if (folder / phase / "DONE").exists():
         return "done"
-    record = _read(folder / phase / "STOPPED")
     this = (environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT") or "0")
-    ours = (record.get("job"), record.get("restart")) == this
-    if (ours or code == BY_USR2) and (folder / "STOP").exists():
-        return "stopped"
-    return "again" if ours or code == BY_USR2 else "failed"
+
+    def ours(record: dict[str, Any]) -> bool:
+        return (record.get("job"), record.get("restart")) == this
+
+    error = _read(folder / "logs" / "error.json")
+    passing = ours(error) and error.get("passing") is True
+    if not (passing or ours(_read(folder / phase / "STOPPED")) or code == BY_USR2):
+        return "failed"
+    return "stopped" if (folder / "STOP").exists() else "again"
 
 
 def trained(folder: Path, phase: str) -> int:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from data_prep.errors import Failure, UsageError, describe
+from data_prep.errors import Failure, Passing, UsageError, describe
 
 T = TypeVar("T")
 
@@ -159,25 +159,39 @@ class Agreement:
 
         For set-up work without collective calls: otherwise one rank would leave and the others wait for it.
         """
-        problem: tuple[str, bool] | None = None
+        problem: tuple[type[Failure], str] | None = None
         result: T | None = None
         try:
             result = work()
         except Exception as error:
             if self._group is None:
                 raise
-            problem = (describe(error), isinstance(error, UsageError))
+            problem = (type(error) if isinstance(error, Failure) else Failure, describe(error))
         if self._group is not None:
-            problems: list[tuple[str, bool] | None] = [None] * self.ranks.world_size
+            problems: list[tuple[type[Failure], str] | None] = [None] * self.ranks.world_size
             dist.all_gather_object(problems, problem, group=self._group)
             first = next((p for p in problems if p is not None), None)
             if first is not None:
-                raise (UsageError if first[1] else Failure)(first[0])
+                kind, message = first
+                raise kind(message)
         return result  # type: ignore[return-value]
 
     def barrier(self) -> None:
         if self._group is not None:
             dist.barrier(group=self._group)
+
+
+def failures(problem: Exception | None) -> list[int]:
+    """What a rank tells the others of its problem, to be summed: whether it has one, and one that will not pass."""
+    return [int(problem is not None), int(problem is not None and not isinstance(problem, Passing))]
+
+
+def raise_together(problem: Exception | None, failed: int, lasting: int, what: str) -> None:
+    """All ranks leave where any has failed to read `what`; the others with a failure of the same kind as its own."""
+    if problem is not None:
+        raise problem
+    if failed:
+        raise (Failure if lasting else Passing)(f"another rank failed to read its {what}; its own message says why")
 
 
 def rendezvous(ranks: Ranks) -> None:

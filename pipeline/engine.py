@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.errors import Failure, UsageError
+from data_prep.errors import Failure, Passing, UsageError
 from pipeline import optimizer as optimizers
 from pipeline.batch import PackedBatch
 from pipeline.distributed import Ranks, rendezvous
@@ -63,7 +63,7 @@ def start_processes(ranks: Ranks, device: torch.device) -> None:
         deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, **facts)
     except torch.distributed.DistNetworkError:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise Failure(
+        raise Passing(  # a job that is started again meets at another port
             f"the ranks cannot meet at {place}: the port is taken, or the address cannot be reached; "
             "choose another (`deepspeed --master_port N`, or MASTER_ADDR and MASTER_PORT)"
         ) from None

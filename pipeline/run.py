@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import yaml
 
-from data_prep.errors import Failure, UsageError
+from data_prep.errors import Failure, Passing, UsageError, describe
 from data_prep.rows import software
 from pipeline.attempts import STOP_CLEARED
-from pipeline.checkpoint import Checkpoint, latest, write_aside
+from pipeline.checkpoint import LATEST, Checkpoint, latest, write_aside
 from pipeline.distributed import Ranks
 from pipeline.recipe import Recipe, first_difference, numbers
 from pipeline.recipe_file import parse
@@ -54,13 +54,19 @@ class RunFolder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            except OSError:
+            except BlockingIOError:
                 if time.monotonic() < deadline:
                     time.sleep(1)
                     continue
                 raise Failure(
                     f"{self.path} is in use by another run: wait for it, or stop it with `touch {self.path}/{STOP}`"
                 ) from None
+            except OSError as error:
+                print(
+                    f"{self.path}: no locks on this file system ({error.strerror}): never start a second run there",
+                    flush=True,
+                )
+                return
 
     def release(self) -> None:
         if self._lock is not None:
@@ -152,6 +158,10 @@ class RunFolder:
     def done(self, name: str) -> bool:
         return (self.path / name / DONE).exists()
 
+    def begun(self, recipe: Recipe) -> bool:
+        """Whether it has a checkpoint of any phase: an earlier start opened the rows and trained on them."""
+        return any((self.checkpoints(phase.name) / LATEST).exists() for phase in recipe.phases)
+
     def latest(self, name: str) -> Checkpoint | None:
         return latest(self.checkpoints(name))
 
@@ -160,19 +170,24 @@ class RunFolder:
         self.phase(name).mkdir(parents=True, exist_ok=True)
         write_aside(self.phase(name) / STOPPED, json.dumps(this_start()) + "\n")
 
-    def mark_failed(self, message: str) -> None:
-        """Record the line that this rank says on stderr, for `pipeline.status`. That another rank failed is no news."""
+    def mark_failed(self, error: BaseException) -> None:
+        """Record the line that this rank says on stderr, for `pipeline.status`, and whether the cause may pass, for
+        `pipeline.attempts`. It stands where another rank has said more: that a rank is lost follows from its own end."""
         file = self.path / ERROR
         if not (self.path / "recipe.yaml").exists() and not file.parent.is_dir():
             return  # not a run's folder
+        message, passing, now = describe(error), isinstance(error, Passing), time.time()
         try:
-            if message.startswith("another rank") and time.time() - file.stat().st_mtime < 120:
+            known = json.loads(file.read_text())
+            # By hand all starts are called the same.
+            ours = this_start().items() <= known.items() and (known["job"] or now - known["time"] < 120)
+            if ours and (message.startswith("another rank") or passing > known["passing"]):
                 return
-        except OSError:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
             pass
         try:
             file.parent.mkdir(exist_ok=True)
-            write_aside(file, json.dumps({"message": message, "time": time.time(), **this_start()}) + "\n")
+            write_aside(file, json.dumps({"message": message, "passing": passing, "time": now, **this_start()}) + "\n")
         except OSError:
             pass  # the line stands on stderr all the same
 

@@ -25,13 +25,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from data_prep.errors import STOPPED_EARLY, Failure, Parser, UsageError, describe, run
+from data_prep.errors import STOPPED_EARLY, Failure, Parser, UsageError, run
 from pipeline import preemption
 from pipeline.assembly import Parts, assemble, described, enter_phase
 from pipeline.caches import JobCache
 from pipeline.checkpoint import State, retain, save
 from pipeline.data import Step
-from pipeline.distributed import Agreement, device_of, from_environment
+from pipeline.distributed import Agreement, Ranks, device_of, failures, from_environment, raise_together
 from pipeline.engine import accumulation, start_processes
 from pipeline.export import export
 from pipeline.faults import Spikes, Watchdog, explain
@@ -48,15 +48,29 @@ def main(argv: list[str]) -> int:
     arguments, recipe = parse_arguments(argv)
     ranks = from_environment(os.environ)
     accumulation(recipe, ranks)  # an indivisible batch is known before anything starts
+    folder = RunFolder(arguments.run_dir or Path("runs") / recipe.name)
+    try:
+        return train_phases(recipe, arguments.phase, folder, ranks)
+    except Exception as error:
+        explained = explain(error, recipe)
+        folder.mark_failed(explained or error)
+        if explained is None:
+            raise
+        raise explained from error
+    finally:
+        folder.release()
+
+
+def train_phases(recipe: Recipe, only: str | None, folder: RunFolder, ranks: Ranks) -> int:
+    """All phases, or the one of that name. Returns the exit code."""
     device = device_of(ranks)
     start_processes(ranks, device)
     agreement = Agreement(ranks)
-    folder = RunFolder(arguments.run_dir or Path("runs") / recipe.name)
     stops, cache = preemption.StopRequests(os.environ), JobCache(recipe, os.environ)
     try:
         parts = assemble(recipe, folder, agreement, device, cache)
         for index, phase in enumerate(recipe.phases):
-            if arguments.phase not in (None, phase.name):
+            if only not in (None, phase.name):
                 continue
             if folder.done(phase.name):
                 say(agreement, f"phase {phase.name} is done already")
@@ -71,15 +85,8 @@ def main(argv: list[str]) -> int:
             export = folder.phase(phase.name) / "export"
             say(agreement, f"phase {phase.name} done in {time.monotonic() - begin:.0f} s; model in {export}")
         return 0
-    except Exception as error:
-        explained = explain(error, recipe)
-        folder.mark_failed(describe(explained or error))
-        if explained is None:
-            raise
-        raise explained from error
     finally:
         cache.release()
-        folder.release()
 
 
 def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, stops: preemption.StopRequests) -> bool:
@@ -210,11 +217,8 @@ def agree_on_step(steps: Iterator[Step], agreement: Agreement, questions: list[b
     except Exception as error:  # the others must hear of it, or they would wait for this rank in vain
         problem = error
     counts = [step.tokens, step.labels] if step else [0, 0]
-    *agreed, problems = agreement.sum([*counts, *map(int, [stopping, *others]), int(problem is not None)])
-    if problem is not None:
-        raise problem
-    if problems:
-        raise Failure("another rank failed to read its rows; its own message says why")
+    *agreed, failed, lasting = agreement.sum([*counts, *map(int, [stopping, *others]), *failures(problem)])
+    raise_together(problem, failed, lasting, "rows")
     if not agreed[0] and not agreed[2]:
         raise UsageError("faults.skip_rows leaves a step without any row; skip fewer rows, or use a larger batch")
     return step, agreed

@@ -5,11 +5,10 @@ from functools import partial
 
 import numpy as np
 
-from data_prep.errors import Failure
 from data_prep.rows import Rows
 from pipeline.batch import PackedBatch
 from pipeline.data import in_background, result_unless
-from pipeline.distributed import Agreement
+from pipeline.distributed import Agreement, failures, raise_together
 from pipeline.engine import Engine
 from pipeline.objectives import Objective, Vocabulary, label, pack
 from pipeline.recipe import Recipe
@@ -51,11 +50,9 @@ class Validation:
                     batch = result_unless(stopping, in_background(partial(self._batch, ids, objective)))
                 except Exception as error:  # all must leave together
                     problem = error
-                stops, problems = self.agreement.sum([int(batch is None or not go_on()), int(problem is not None)])
-                if problem is not None:
-                    raise problem
-                if problems:
-                    raise Failure("another rank failed to read its validation rows; its own message says why")
+                stop = int(batch is None or not go_on())
+                stops, failed, lasting = self.agreement.sum([stop, *failures(problem)])
+                raise_together(problem, failed, lasting, "validation rows")
                 if stops or batch is None:
                     return None
                 loss = engine.evaluate(batch, objective.causal)

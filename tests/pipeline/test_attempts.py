@@ -37,6 +37,21 @@ def test_the_verdict_comes_from_records_not_from_the_exit_code(tmp_path: Path) -
     assert end(tmp_path, "clm", 9, JOB) == "done"
 
 
+def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
+    error = tmp_path / "logs" / "error.json"
+    write(error, message="another rank ended", passing=True, job="7", restart="0")
+    assert end(tmp_path, "clm", 137, JOB) == "again"
+    assert end(tmp_path, "clm", 1, AGAIN) == "failed"  # the record is of an earlier start
+    write(error, message="out of memory", passing=False, job="7", restart="0")
+    assert end(tmp_path, "clm", 1, JOB) == "failed"
+    write(error, message="of an older version", job="7", restart="0")
+    assert end(tmp_path, "clm", 1, JOB) == "failed"
+    write(error, message="unreachable", passing=True, job="7", restart="1")
+    assert end(tmp_path, "clm", 1, AGAIN) == "again"
+    (tmp_path / "STOP").touch()
+    assert end(tmp_path, "clm", 1, AGAIN) == "stopped"
+
+
 def test_a_stop_asked_for_while_the_job_waits_is_kept(tmp_path: Path) -> None:
     stop = tmp_path / "STOP"
     stop.touch()

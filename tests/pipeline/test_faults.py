@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.attempts import end
 from tests.conftest import lines, metrics
 from tests.ranks import Ranks, start, train
 
@@ -175,7 +176,7 @@ def _break(kind: str, at: int, argv: list[str]) -> int:
         if calls == at:
             if kind == "hang" and self.ranks.rank == 1:
                 time.sleep(600)
-            if kind == "memory":
+            if kind == "memory" and self.ranks.rank == 0:
                 raise torch.OutOfMemoryError("CUDA out of memory: a long story")
         return original(self, *arguments)
 
@@ -257,11 +258,16 @@ def test_a_rank_that_hangs_is_found(recipe: Write, tmp_path: Path) -> None:
     assert "in broken" in results[1].err  # the stack shows where
 
 
-def test_out_of_memory_names_the_remedy(recipe: Write, tmp_path: Path) -> None:
-    results = broken(1, tmp_path, "memory", 2, recipe(), "--run-dir", tmp_path / "run").wait()
-    assert results[0].code == 1
+def test_out_of_memory_names_the_remedy(recipe: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "0"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    results = broken(2, tmp_path, "memory", 2, recipe(), "--run-dir", tmp_path / "run").wait()
+    assert [result.code for result in results] == [1, 1]
     assert "lower batch.rows_per_device (now 2)" in results[0].err
     assert "a long story" not in results[0].err
+    assert "another rank ended" in results[1].err
+    assert end(tmp_path / "run", "clm", 1, job) == "failed"  # to another start it would happen too
 
 
 def test_damage_is_one_clear_line(recipe: Write, tmp_path: Path, rows: Path) -> None:

@@ -1,16 +1,22 @@
 """What the run folder records for job scripts and `pipeline.status`."""
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
+import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from data_prep.errors import Failure
+from data_prep.errors import Failure, Passing
 from pipeline.attempts import end
+from pipeline.caches import JobCache
+from pipeline.plan import check_folder
 from pipeline.recipe_file import load
 from pipeline.run import RunFolder
 from tests.ranks import start, train
@@ -83,8 +89,90 @@ def test_the_line_of_a_failure_is_kept(recipe: Write, tmp_path: Path) -> None:
     record = json.loads((run / "logs" / "error.json").read_text())
     assert "frozen_layers names layer 9" in record["message"]
     folder = RunFolder(run)
-    folder.mark_failed("another rank ended or cannot be reached")
+    folder.mark_failed(Passing("another rank ended or cannot be reached"))
     assert "layer 9" in json.loads((run / "logs" / "error.json").read_text())["message"]
     (tmp_path / "strange").mkdir()
-    RunFolder(tmp_path / "strange").mark_failed("x")
+    RunFolder(tmp_path / "strange").mark_failed(Failure("x"))
     assert not list((tmp_path / "strange").iterdir())
+
+
+def test_what_may_pass_never_hides_what_will_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks record in any order; an out-of-memory error on one means a lost rank to the others."""
+    lost, unreachable, memory = Passing("another rank ended"), Passing("unreachable"), Failure("out of memory")
+    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "0"}
+    for order, verdict, says in (
+        ((lost,), "again", "another rank ended"),
+        ((unreachable, lost), "again", "unreachable"),
+        ((lost, unreachable), "again", "unreachable"),
+        ((memory, lost, unreachable), "failed", "out of memory"),
+        ((lost, unreachable, memory), "failed", "out of memory"),
+        ((lost, RuntimeError("of ours"), lost), "failed", "unexpected RuntimeError"),
+    ):
+        job["SLURM_RESTART_COUNT"] = str(
+            int(job["SLURM_RESTART_COUNT"]) + 1
+        )  # what an earlier start left counts nothing
+        for name, value in job.items():
+            monkeypatch.setenv(name, value)
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        for error in order:
+            RunFolder(tmp_path).mark_failed(error)
+        assert end(tmp_path, "clm", 1, job) == verdict
+        assert says in json.loads((tmp_path / "logs" / "error.json").read_text())["message"]
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    names = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    return names
+
+
+def test_a_rank_that_is_killed_is_tried_again(recipe: Write, tmp_path: Path, job: dict[str, str]) -> None:
+    run = tmp_path / "run"
+    running = start(2, tmp_path / "log", recipe(phases__0__tokens=10_000_000), "--run-dir", run)
+    rows, deadline = run / "clm" / "rows.jsonl", time.monotonic() + 60
+    while not (rows.exists() and len(rows.read_text().splitlines()) > 2) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.signal(signal.SIGKILL, [0])
+    killed, left = running.wait()
+    assert (killed.code, left.code) == (-signal.SIGKILL, 1)
+    assert "another rank ended" in left.err
+    assert end(run, "clm", 137, job) == "again"
+
+
+def test_a_taken_port_is_tried_again(
+    recipe: Write, tmp_path: Path, job: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr("pipeline.distributed.free_port", lambda: other.getsockname()[1])
+        (tmp_path / "run" / "logs").mkdir(parents=True)  # as launch/phase.sh does
+        running = start(2, tmp_path / "log", recipe(), "--run-dir", tmp_path / "run")
+        running.processes[0].join(60)
+        running.signal(signal.SIGKILL, [1])  # as srun does: it waits for an answer at that port
+        leading, _ = running.wait()
+    assert leading.code == 1
+    assert "the ranks cannot meet at 127.0.0.1" in leading.err
+    assert end(tmp_path / "run", "clm", 1, job) == "again"
+
+
+def test_file_systems_without_locks(
+    recipe: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lustre that is mounted without -o flock, say."""
+
+    def flock(file: object, how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run = RunFolder(tmp_path / "run")
+    run.claim()
+    run.release()
+    assert "no locks on this file system" in capsys.readouterr().out
+    check_folder(tmp_path / "run", load(recipe()), 0)
+    cache = JobCache(load(recipe(data__rows="s3://bucket/rows")), {"SLURM_JOB_ID": "7"})
+    folder = cache.open()
+    assert folder is not None
+    assert f"{folder}: no locks on this file system" in capsys.readouterr().out
+    cache.release()
