@@ -19,10 +19,11 @@ import pytest
 from data_prep import cache as shard_cache
 from data_prep.errors import Failure, Passing, UsageError
 from data_prep.rows import Rows
+from pipeline.attempts import end
 from pipeline.caches import JobCache
 from pipeline.recipe_file import load
 from tests.conftest import lines, metrics
-from tests.ranks import start, train
+from tests.ranks import Ranks, start, train
 from tests.services import ObjectStore, object_store
 
 Write = Callable[..., Path]
@@ -262,6 +263,33 @@ def test_an_unreachable_store_is_said_soon(tmp_path: Path, monkeypatch: pytest.M
     assert 2 < time.monotonic() - begin < 15
 
 
+def _impatient(first: float, later: float, argv: list[str]) -> int:
+    """Train with little patience."""
+    from data_prep.errors import run
+    from pipeline.train import main
+
+    shard_cache.FIRST_PATIENCE, shard_cache.PATIENCE = first, later
+    return run(main, argv)
+
+
+def test_a_silent_store_is_an_outage_to_a_run_that_has_begun(
+    streamed: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "0", "S3_ENDPOINT_URL": "http://127.0.0.1:9"}
+    path = streamed(phases__0__tokens=4000, data__validation=None, validation=None)
+    train(1, tmp_path / "log", path, "--run-dir", tmp_path / "begun", "--phase", "clm")
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "new" / "logs").mkdir(parents=True)
+    for name, phase, verdict in (("new", "clm", "failed"), ("begun", "mlm_decay", "again")):
+        argv = [str(path), "--run-dir", str(tmp_path / name), "--phase", phase]
+        first, later = (0.0, 100.0) if name == "new" else (100.0, 0.0)  # the wrong one would take too long
+        (result,) = Ranks(_impatient, (first, later, argv), 1, tmp_path / "log").wait(60)
+        assert result.code == 1
+        assert "could not be reached" in result.err
+        assert end(tmp_path / name, phase, 1, job) == verdict
+
+
 def test_a_store_that_accepts_and_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a firewall; the clients' own patience and attempts must not multiply ours."""
     monkeypatch.setattr(shard_cache, "FIRST_PATIENCE", 2.0)
@@ -277,7 +305,7 @@ def test_a_store_that_accepts_and_never_answers(tmp_path: Path, monkeypatch: pyt
 def test_those_who_wait_for_one_shard_lose_patience_together(
     remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_cache, "PATIENCE", 3.0)
+    monkeypatch.setattr(shard_cache, "PATIENCE", 2.0)
     readers = [Rows(f"{remote}/train", tmp_path / "cache") for _ in range(4)]
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
     said: list[BaseException] = []
@@ -296,7 +324,7 @@ def test_those_who_wait_for_one_shard_lose_patience_together(
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - begin < 9  # one after the other would take 12 s and more
+    assert time.monotonic() - begin < 7  # one after the other would take 8 s and more
     assert [type(error) for error in said] == [Passing] * 4
     assert all("could not be reached" in str(error) for error in said)
 
