@@ -10,6 +10,7 @@ free. Exit codes as everywhere: 0 all is well; 1 or 2 with the line that the job
 import argparse
 import fcntl
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -35,7 +36,25 @@ from pipeline.run import RunFolder, last_checkpoint
 from pipeline.status import duration
 
 UTILIZATION = 0.25  # of the GPU's peak that training is assumed to reach; metrics.jsonl has the real one
-GPU_MEMORY = {"H200": 141e9, "H100": 80e9, "B200": 180e9, "A100": 80e9, "L40S": 48e9, "A10": 24e9, "V100": 32e9}
+# Bytes, where the name does not say them, as "A100 40GB" does.
+GPU_MEMORY = {
+    "H200": 141e9,
+    "GH200": 96e9,
+    "H100 PCIe": 80e9,
+    "H100 NVL": 94e9,
+    "H100": 80e9,
+    "B200": 180e9,
+    "A100": 80e9,
+    "L40S": 48e9,
+    "L40": 48e9,
+    "L4": 24e9,
+    "RTX 4090": 24e9,
+    "A40": 48e9,
+    "A30": 24e9,
+    "A10": 24e9,
+    "A10G": 24e9,
+    "V100": 32e9,
+}
 CHECKPOINT = 12  # bytes a parameter: weights and both moments in float32
 EXPORT = 4
 OVERHEAD = 1.5e9  # bytes of a GPU that CUDA, NCCL and the allocator take
@@ -54,6 +73,13 @@ class Plan:
     checkpoint: int  # bytes
     disk: int  # bytes that the run folder may come to hold at once
     flops_per_token: list[float]  # of each phase, forward and backward
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    peak: float  # FLOP/s
+    memory: float  # bytes
 
 
 def parameters_of(config: ModernBertConfig, multiple: int | None) -> int:
@@ -191,7 +217,7 @@ def check_folder(folder: Path, recipe: Recipe, disk: int) -> None:
         )
 
 
-def report(recipe: Recipe, plan: Plan, everything: list[Rows], gpu: str | None) -> list[str]:
+def report(recipe: Recipe, plan: Plan, everything: list[Rows], gpu: Gpu | None) -> list[str]:
     trained = {r.manifest.rows_digest: len(r) for r in everything[: -1 if recipe.data.validation else None]}
     rows = sum(trained.values())
     lines = [
@@ -204,7 +230,7 @@ def report(recipe: Recipe, plan: Plan, everything: list[Rows], gpu: str | None) 
     for phase, steps, flops in zip(recipe.phases, plan.steps, plan.flops_per_token, strict=True):
         line = f"phase {phase.name} ({phase.objective}): {phase.tokens:,} tokens, about {steps:,} steps"
         if gpu:
-            seconds = flops * phase.tokens / (GPU_PEAK[gpu] * UTILIZATION * plan.ranks)
+            seconds = flops * phase.tokens / (gpu.peak * UTILIZATION * plan.ranks)
             total += seconds
             line += f", about {duration(seconds)}"
         lines.append(line)
@@ -212,15 +238,14 @@ def report(recipe: Recipe, plan: Plan, everything: list[Rows], gpu: str | None) 
     lines.append(f"passes over the rows: {epochs:.2f}")
     if gpu:
         lines.append(
-            f"time: about {duration(total)} on {plan.ranks} {gpu} at {UTILIZATION:.0%} of their peak, without start-up and saves"
+            f"time: about {duration(total)} on {plan.ranks} {gpu.name} at {UTILIZATION:.0%} of their peak, without start-up and saves"
         )
     needed = sum(plan.memory.values()) + (OVERHEAD if gpu else 0)
     detail = ", ".join(f"{what} {_size(n)}" for what, n in plan.memory.items())
     lines.append(f"memory of a rank: about {_size(needed)} ({detail})")
-    capacity = next((size for known, size in GPU_MEMORY.items() if gpu and known in gpu), None)
-    if capacity and needed > 0.95 * capacity:
+    if gpu and needed > 0.95 * gpu.memory:
         lines.append(
-            f"warning: that may not fit a {gpu} of {_size(capacity)}: lower batch.rows_per_device, which changes no number, "
+            f"warning: that may not fit a {gpu.name} of {_size(gpu.memory)}: lower batch.rows_per_device, which changes no number, "
             "or set engine.activation_checkpointing: true"
         )
     lines.append(f"disk: a checkpoint {_size(plan.checkpoint)}, the run folder up to {_size(plan.disk)}")
@@ -267,14 +292,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _gpu(name: str | None) -> str | None:
+def _gpu(name: str | None) -> Gpu | None:
+    """By any name that holds one of ours: a100, "NVIDIA H100 80GB HBM3", "A100 40GB"."""
     if name is None:
         return None
-    wanted = name.replace("-", " ").lower()
-    for known in GPU_PEAK:
-        if known.lower() in wanted or wanted in known.lower():
-            return known
-    raise UsageError(f"--gpu {name}: known are {', '.join(GPU_PEAK)}")
+    known = next((k for k in GPU_PEAK if re.search(rf"\b{k}\b", name.replace("-", " "), re.IGNORECASE)), None)
+    if known is None:
+        raise UsageError(f"--gpu {name}: known are {', '.join(GPU_PEAK)}")
+    said = re.search(r"\b(\d+)\s*GB\b", name, re.IGNORECASE)
+    return Gpu(known, GPU_PEAK[known], float(said[1]) * 1e9 if said else GPU_MEMORY[known])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import pytest
 
 from data_prep.errors import Failure, UsageError
 from pipeline import plan
-from pipeline.plan import main
+from pipeline.flops import GPU_PEAK
+from pipeline.plan import GPU_MEMORY, _gpu, main
 from tests.conftest import metrics
 from tests.ranks import train
 
@@ -106,6 +107,25 @@ def test_a_real_recipes_figures(recipe: Write, capsys: pytest.CaptureFixture[str
     assert "on 4 H100 at 25% of their peak" in out
     with pytest.raises(UsageError):
         main([str(path), "--gpus", "7"])
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "memory"),
+    [
+        ("A10", "A10", 24e9),
+        ("a100", "A100", 80e9),
+        ("A100-40GB", "A100", 40e9),
+        ("NVIDIA A100-SXM4-80GB", "A100", 80e9),
+    ],
+)
+def test_a_gpu_is_found_by_its_name(name: str, known: str, memory: float) -> None:
+    gpu = _gpu(name)
+    assert gpu is not None
+    assert (gpu.name, gpu.memory) == (known, memory)
+
+
+def test_every_gpu_has_a_memory() -> None:
+    assert GPU_MEMORY.keys() == GPU_PEAK.keys()
 
 
 def test_a_model_of_the_hub_is_pinned_to_its_commit(
