@@ -199,6 +199,8 @@ class Rows:
         else:
             folder = Path(location)
             if not (folder / "index.json").is_file():
+                if (folder / "train" / "index.json").is_file():
+                    raise Failure(f"no rows at {location} itself: name {location}/train, or {location}/validation")
                 reason = "there is no such folder" if not folder.is_dir() else "it has no index.json"
                 raise Failure(f"no rows at {location}: {reason}; `python -m data_prep build` makes them")
             self._files = ShardFiles(None, folder)

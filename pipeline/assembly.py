@@ -177,9 +177,10 @@ def check_fit(recipe: Recipe, everything: list[Rows], config: ModernBertConfig) 
         raise UsageError("model.dropout has no effect: the config's embedding_dropout and mlp_dropout are 0; remove it")
     tokenizer = everything[0].manifest.tokenizer
     if config.vocab_size < tokenizer.vocabulary:
+        own = recipe.model.init is not None or recipe.start is not None
+        remedy = "build the rows with the model's own tokenizer" if own else "leave model.config.vocab_size out"
         raise Failure(
-            f"the rows' vocabulary of {tokenizer.vocabulary} ids does not fit the model's {config.vocab_size}: "
-            "build the rows with the model's own tokenizer"
+            f"the rows' vocabulary of {tokenizer.vocabulary} ids does not fit the model's {config.vocab_size}: {remedy}"
         )
     longest = config.max_position_embeddings
     for rows in everything:
@@ -247,7 +248,10 @@ def enter_phase(recipe: Recipe, index: int, parts: Parts) -> State:
     own = folder.latest(phase.name)
     if own is not None:
         if own.state.rows_digest != digest:
-            raise Failure(f"the rows of phase {phase.name} are not those it began with (their digests differ)")
+            raise Failure(
+                f"the rows of phase {phase.name} are not those it began with (their digests differ): "
+                "give it those again, or begin anew with another --run-dir"
+            )
         _load(parts.engine, own, keep=True)
         return replace(own.state, history=own.state.history[:-1])
     fresh = State(phase.name, rows_digest=digest, facts=parts.facts)

@@ -90,7 +90,7 @@ class RunFolder:
             write_aside(self.path / "recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
 
     def check(self, recipe: Recipe) -> Recipe | None:
-        """What `accept` checks, without writing: the recipe at the first start, or None in a new folder."""
+        """What `accept` checks, without writing: the recipe at the first start; None in a folder without a checkpoint of it."""
         known = self.recipe()
         if known is None:
             if not self.path.is_dir():
@@ -105,6 +105,8 @@ class RunFolder:
             if longer and not self.done(old.name):  # going on for longer changes no number so far
                 phase["tokens"] = old.tokens
         key = first_difference(numbers(known), wanted)
+        if key and not self.begun(known):
+            return None  # it failed before it had saved anything: nothing ties the folder to that recipe
         if key:
             raise UsageError(
                 f"{self.path} holds a run of another recipe: {key} differs, and it decides the numbers; "

@@ -98,6 +98,10 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
     board = folder.path / "tensorboard" / phase.name if recipe.logging.tensorboard else None
     peak = device_peak(engine.device)
     saved_at, saved = time.monotonic(), state.step
+    if state.step:
+        say(
+            agreement, f"phase {phase.name} goes on at step {state.step:,}, {state.tokens:,} of {phase.tokens:,} tokens"
+        )
 
     def save_checkpoint(keep: bool = False) -> None:
         nonlocal saved_at, saved
@@ -162,7 +166,10 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
             if not (finite and math.isfinite(loss)):
                 bad = f"phase {phase.name}, step {state.step + 1}: loss {loss:.4g}, gradient norm {grad_norm:.4g}; rows {step.row_ids}"
                 if faults.on_nonfinite == "stop" or finite or state.skipped >= faults.max_skipped:
-                    raise Failure(f"{bad}; the weights did not move; the last checkpoint, of step {saved}, is intact")
+                    remedy = "lower the peak of learning_rate, leave rows out by faults.skip_rows, or see faults.on_nonfinite"
+                    raise Failure(
+                        f"{bad}; the weights did not move; the last checkpoint, of step {saved}, is intact; {remedy}"
+                    )
                 say(agreement, f"skipped: {bad}")
             before, state = state.tokens, state.after(tokens, recipe.batch.rows, applied=finite)
             last = state.tokens >= phase.tokens

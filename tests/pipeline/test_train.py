@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -182,7 +183,8 @@ def test_bad_input_is_one_line(recipe: Write, tmp_path: Path, changes: dict, cod
 def test_a_run_folder_belongs_to_one_recipe_and_one_run(recipe: Write, tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = start(1, tmp_path / "first", recipe(phases__0__tokens=1_000_000), "--run-dir", run)
-    while running.processes[0].is_alive() and not (run / "clm" / "metrics.jsonl").exists():
+    log = run / "clm" / "metrics.jsonl"
+    while running.processes[0].is_alive() and not (log.exists() and len(log.read_text().splitlines()) > 3):
         running.processes[0].join(0.05)
     second = train(1, tmp_path / "second", recipe(phases__0__tokens=1_000_000), "--run-dir", run, code=1)
     assert "in use by another run" in second[0].err
@@ -200,6 +202,15 @@ def test_a_run_folder_belongs_to_one_recipe_and_one_run(recipe: Write, tmp_path:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     assert "holds no run" in train(1, tmp_path / "log", recipe(), "--run-dir", tmp_path / "full", code=2)[0].err
+
+
+def test_a_start_that_failed_before_it_saved_anything_binds_nothing(recipe: Write, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(1, tmp_path / "log", recipe(model__config__hidden_sise=3), "--run-dir", run, code=1)
+    train(1, tmp_path / "log", recipe(phases__0__tokens=4000), "--run-dir", run, "--phase", "clm")
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["phases"][0]["tokens"] == 4000
+    again = train(1, tmp_path / "log", recipe(phases__0__tokens=4000, seed=18), "--run-dir", run, code=2)
+    assert "seed differs" in again[0].err
 
 
 def test_rows_of_another_tokenizer_are_refused(recipe: Write, corpus: Path, tmp_path: Path) -> None:
