@@ -34,14 +34,14 @@ import zstandard
 from torch import Tensor
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-from data_prep.errors import Failure
-from data_prep.rows import Row
-from pipeline.attention import BACKENDS, attend, available, reference
-from pipeline.batch import PackedBatch
-from pipeline.encoder import Encoder
-from pipeline.flops import device_peak, step_flops
-from pipeline.loss import LossModel
-from pipeline.objectives import LabelledRow, Objective, Vocabulary, label, pack
+from command_line import Failure
+from data_prep.rows.format import Row
+from pipeline.model.attention.attend import BACKENDS, attend, available, reference
+from pipeline.model.batch import PackedBatch
+from pipeline.model.encoder import Encoder
+from pipeline.model.flops import device_peak, step_flops
+from pipeline.model.loss import LossModel
+from pipeline.data.objectives import LabelledRow, Objective, Vocabulary, label, pack
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"

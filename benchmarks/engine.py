@@ -63,8 +63,9 @@ def _timed_training(argv: list[str], out: str) -> int:
 
     from deepspeed.runtime.engine import DeepSpeedEngine
 
-    from data_prep.errors import run
-    from pipeline import data, train
+    from command_line import run
+    from pipeline.data import loader as data
+    from pipeline import train
 
     spent: dict[str, list[float]] = {"arithmetic": [], "loader": [], "step": []}
     within: list[float] = [0.0]
@@ -147,9 +148,9 @@ def stamped(argv: list[str]) -> int:
     stamps = [("the launcher itself", float(os.environ["LAUNCHED_AT"]), _started_at())]
     import deepspeed  # noqa: F401
 
-    from data_prep.errors import run
+    from command_line import run
     from pipeline import train
-    from pipeline.engine import Engine
+    from pipeline.engine.deepspeed_engine import Engine
 
     stamps.append(("imports", stamps[-1][2], time.time()))
 
@@ -174,7 +175,7 @@ def stamped(argv: list[str]) -> int:
 
 
 def start(folder: Path) -> None:
-    from pipeline.distributed import free_port
+    from pipeline.ranks.agreement import free_port
 
     recipe = prepare(folder, width=128, layers=4, row_length=256, tokens=10_000)
     launcher = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port())]
@@ -200,12 +201,12 @@ def start(folder: Path) -> None:
 def checkpoint(folder: Path) -> None:
     from transformers import ModernBertConfig
 
-    from pipeline.checkpoint import Checkpoint, State, save
-    from pipeline.distributed import Agreement
-    from pipeline.distributed import Ranks as Rank
-    from pipeline.encoder import Encoder
-    from pipeline.engine import Engine, start_processes
-    from pipeline.recipe_file import load
+    from pipeline.engine.checkpoint import Checkpoint, State, save
+    from pipeline.ranks.agreement import Agreement
+    from pipeline.ranks.agreement import Ranks as Rank
+    from pipeline.model.encoder import Encoder
+    from pipeline.engine.deepspeed_engine import Engine, start_processes
+    from pipeline.recipe.file import load
 
     recipe = load(prepare(folder, width=128, layers=4, row_length=256, tokens=1000))
     import torch

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline.preemption import SCRIPTS
+from pipeline.run.stop_requests import SCRIPTS
 
 ROW_LENGTH = 8192
 SHARD = 67_108_864  # bytes: data_prep's --shard-size default
@@ -91,8 +91,8 @@ def open_index(tokens: float, folder: Path) -> None:
     """In a process of its own, for its memory."""
     import numpy as np
 
-    from data_prep import rows as rows_module
-    from pipeline.data import RowStream
+    from data_prep.rows.format import format as rows_module
+    from pipeline.data.loader import RowStream
 
     per_shard = SHARD // (ROW_LENGTH * 2 + 40)
     total = int(tokens / ROW_LENGTH / 0.99)
@@ -145,7 +145,7 @@ def open_index(tokens: float, folder: Path) -> None:
 
 def _tiny(folder: Path) -> Path:
     """An index without shards."""
-    from data_prep.rows import rows_digest
+    from data_prep.rows.format import rows_digest
 
     folder.mkdir()
     (folder / "index.json").write_text('{"version": 2, "shards": []}')
@@ -160,7 +160,7 @@ def _tiny(folder: Path) -> Path:
 
 
 def store() -> None:
-    from data_prep.cache import Remote, Shard, ShardFiles
+    from data_prep.rows.shard_cache import Remote, Shard, ShardFiles
     from tests.services import object_store
 
     with tempfile.TemporaryDirectory() as folder, object_store(Path(folder)) as server:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from data_prep import errors
-from data_prep.errors import Failure, Parser, UsageError
+
+from command_line import Failure, Parser, UsageError, run
 
 if TYPE_CHECKING:
-    from data_prep.reading import Reading
+    from data_prep.documents.slices import Reading
 
 # Heavy libraries are imported by the commands that need them, so that --help answers at once.
 
@@ -194,8 +194,8 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
 
 
 def _reading(arguments: argparse.Namespace, unit_bytes: int) -> "Reading":
-    from data_prep.documents import Fields
-    from data_prep.reading import Reading
+    from data_prep.documents.records import Fields
+    from data_prep.documents.slices import Reading
 
     separator = arguments.separator
     if separator is not None:
@@ -230,7 +230,7 @@ def dispatch(argv: list[str]) -> int:
 
 def _build(arguments: argparse.Namespace) -> int:
     from data_prep.build import BuildOptions, build
-    from data_prep.report import build_summary
+    from data_prep.inspect_rows import build_summary
 
     prefix_space = {"yes": True, "no": False, None: None}[arguments.add_prefix_space]
     options = BuildOptions(
@@ -258,7 +258,7 @@ def _build(arguments: argparse.Namespace) -> int:
 
 def _finish(arguments: argparse.Namespace) -> int:
     from data_prep.build import finish
-    from data_prep.report import build_summary
+    from data_prep.inspect_rows import build_summary
 
     print(build_summary(finish(arguments.out), arguments.out))
     return 0
@@ -286,14 +286,14 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from data_prep.report import inspect
+    from data_prep.inspect_rows import inspect
 
     inspect(arguments.rows, arguments.shown if arguments.show_text else 0)
     return 0
 
 
 def _tokenizer(arguments: argparse.Namespace) -> int:
-    from data_prep.training import NOTE, train_tokenizer
+    from data_prep.tokenizer.train import NOTE, train_tokenizer
 
     trained = train_tokenizer(
         arguments.inputs, arguments.vocab_size, arguments.out, _reading(arguments, 1 << 20), arguments.on_error
@@ -307,7 +307,7 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
 
 
 def _sample(arguments: argparse.Namespace) -> int:
-    from data_prep.sample import write_sample
+    from evaluation.demo.corpus import write_sample
 
     words = write_sample(arguments.out, arguments.documents, arguments.seed)
     print(f"{arguments.documents:,} invented case reports, {words:,} words, in {arguments.out}")
@@ -330,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # No telemetry, whoever's: libraries read these when they are imported.
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ.setdefault(name, "1")
-    return errors.run(dispatch, list(sys.argv[1:] if argv is None else argv))
+    return run(dispatch, list(sys.argv[1:] if argv is None else argv))
 
 
 if __name__ == "__main__":

@@ -20,20 +20,20 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.documents import BrokenRecord, Reason
-from data_prep.duplicates import duplicates
-from data_prep.errors import Failure, UsageError, describe
-from data_prep.packing import FILL, BestFit, OnePerRow
-from data_prep.reading import Member, Reading, in_words, slices, units
-from data_prep.rows import TOKENIZER, Manifest
-from data_prep.sources import find_files
-from data_prep.state import Plan, SliceRecord, State, make_plan
-from data_prep.store import Store, said_of
-from data_prep.streams import SourceFile, open_file
-from data_prep.tokenizer import DocumentTokenizer, load_tokenizer
-from data_prep.units import HASHES, Done, Settings, TokeniseUnit, Unit
-from data_prep.workers import in_processes
-from data_prep.writing import SHARD_BYTES, RowsWriter
+from data_prep.documents.records import BrokenRecord, Reason
+from data_prep.documents.duplicates import duplicates
+from command_line import Failure, UsageError, describe
+from data_prep.building.packing import FILL, BestFit, OnePerRow
+from data_prep.documents.slices import Member, Reading, in_words, slices, units
+from data_prep.rows.format import TOKENIZER, Manifest
+from data_prep.documents.find_files import find_files
+from data_prep.building.build_state import Plan, SliceRecord, State, make_plan
+from data_prep.rows.atomic_files import AtomicFiles, said_of
+from data_prep.documents.source_file import SourceFile, open_file
+from data_prep.tokenizer.document_tokenizer import DocumentTokenizer, load_tokenizer
+from data_prep.building.tokenised_unit import HASHES, Done, Settings, TokeniseUnit, Unit
+from data_prep.building.worker_processes import in_processes
+from data_prep.building.rows_writer import SHARD_BYTES, RowsWriter
 
 SHORTEST_ROW = 8
 KEEP_AFTER = 60  # seconds of work that a failed build does not throw away
@@ -226,7 +226,7 @@ def tokenise(
 class Digest:
     """A task: the sha256 of a file of which no one reads all bytes in a row."""
 
-    store: Store
+    store: AtomicFiles
     name: str
     file: SourceFile
 

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from data_prep.cache import HASH
-from data_prep.errors import Failure, UsageError
-from data_prep.mds import INDEX, ShardData, digest, index_bytes
-from data_prep.rows import MANIFEST, Manifest, is_url, rows_digest
-from data_prep.store import Store
+from data_prep.rows.shard_cache import HASH
+from command_line import Failure, UsageError
+from data_prep.rows.mds import INDEX, ShardData, digest, index_bytes
+from data_prep.rows.format import MANIFEST, Manifest, is_url, rows_digest
+from data_prep.rows.atomic_files import AtomicFiles
 from data_prep.verify import (
     Totals,
     folders_of_rows,
@@ -42,7 +42,7 @@ def repair(location: str) -> list[str]:
 
 
 def _repair_folder(folder: Path) -> list[str]:
-    store = Store(str(folder))
+    store = AtomicFiles(str(folder))
     manifest = read_manifest(store)
     if isinstance(manifest, str):
         raise Failure(f"{folder}/{MANIFEST}: {manifest}; without it the rows cannot be repaired: build them again")
@@ -85,7 +85,7 @@ def _repair_folder(folder: Path) -> list[str]:
 
 
 def _described(
-    store: Store, name: str, shard: dict[str, Any] | None, trusted: bool, manifest: Manifest, totals: Totals
+    store: AtomicFiles, name: str, shard: dict[str, Any] | None, trusted: bool, manifest: Manifest, totals: Totals
 ) -> dict[str, Any] | str:
     """The index's entry of a shard: the old one where it can be trusted, else made from its bytes; or why it cannot be used."""
     if trusted and shard is None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.cache import HASH
-from data_prep.errors import Failure
-from data_prep.mds import INDEX, ShardData, digest
-from data_prep.rows import MANIFEST, TOKENIZER, Manifest, columns, is_url, rows_digest, tokenizer_digest
-from data_prep.store import Store
+from data_prep.rows.shard_cache import HASH
+from command_line import Failure
+from data_prep.rows.mds import INDEX, ShardData, digest
+from data_prep.rows.format import MANIFEST, TOKENIZER, Manifest, columns, is_url, rows_digest, tokenizer_digest
+from data_prep.rows.atomic_files import AtomicFiles
 
 SPLITS = ("train", "validation")
 
@@ -49,7 +49,7 @@ class Verdict:
 def folders_of_rows(location: str) -> list[str]:
     """`location` itself, or its train/ and validation/ where it has such. Raises Failure where there are no rows."""
     place = location.rstrip("/") or "/"
-    names = Store(place).sizes()
+    names = AtomicFiles(place).sizes()
     if MANIFEST in names or INDEX in names:
         return [place]
     splits = [f"{place}/{split}" for split in SPLITS if any(name.startswith(f"{split}/") for name in names)]
@@ -69,7 +69,7 @@ def verify(location: str) -> Verdict:
     for folder in folders:
         prefix = f"{folder.rpartition('/')[2]}/" if splits else ""
         totals = verdict.totals[prefix] = Totals()
-        store = Store(folder)
+        store = AtomicFiles(folder)
         read = read_manifest(store)
         if isinstance(read, str):
             verdict.findings.append(Finding(prefix + MANIFEST, read))
@@ -86,7 +86,7 @@ def verify(location: str) -> Verdict:
     return verdict
 
 
-def _verify_folder(store: Store, manifest: Manifest | None, totals: Totals) -> Iterator[Finding]:
+def _verify_folder(store: AtomicFiles, manifest: Manifest | None, totals: Totals) -> Iterator[Finding]:
     if manifest:
         yield from _verify_tokenizer(store, manifest)
     on_disk = shard_files(store)
@@ -129,7 +129,7 @@ def _verify_folder(store: Store, manifest: Manifest | None, totals: Totals) -> I
         yield Finding(MANIFEST, "it says more documents than pieces")
 
 
-def shard_files(store: Store) -> list[str]:
+def shard_files(store: AtomicFiles) -> list[str]:
     return sorted(name for name in store.sizes() if ".mds" in name and "/" not in name)
 
 
@@ -139,7 +139,7 @@ def stored(shard: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def read_manifest(store: Store) -> Manifest | str:
+def read_manifest(store: AtomicFiles) -> Manifest | str:
     """The manifest, or what is wrong with it."""
     from pydantic import ValidationError
 
@@ -154,7 +154,7 @@ def read_manifest(store: Store) -> Manifest | str:
         return f"its field {where} is damaged or of another version" if where else "it is damaged: not valid JSON"
 
 
-def read_index(store: Store) -> dict[str, Any] | str:
+def read_index(store: AtomicFiles) -> dict[str, Any] | str:
     """index.json with all the fields used here, of the right types, or what is wrong with it."""
     try:
         index: dict[str, Any] = json.loads(store.get(INDEX))
@@ -186,7 +186,7 @@ def read_index(store: Store) -> dict[str, Any] | str:
     return index
 
 
-def _verify_tokenizer(store: Store, manifest: Manifest) -> Iterator[Finding]:
+def _verify_tokenizer(store: AtomicFiles, manifest: Manifest) -> Iterator[Finding]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "tokenizer.json").write_bytes(store.get(f"{TOKENIZER}/tokenizer.json"))
@@ -196,7 +196,7 @@ def _verify_tokenizer(store: Store, manifest: Manifest) -> Iterator[Finding]:
         yield Finding(f"{TOKENIZER}/tokenizer.json", "it is missing or damaged")
 
 
-def shard_bytes(store: Store, shard: dict[str, Any], hashes: dict[str, str]) -> bytes | str:
+def shard_bytes(store: AtomicFiles, shard: dict[str, Any], hashes: dict[str, str]) -> bytes | str:
     """A shard, unpacked, or what is wrong with its bytes; `hashes` are all shards' in the index, to know swapped ones."""
     entry = stored(shard)
     try:

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from data_prep.errors import Parser, run
+from command_line import Parser, run
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from evaluation.report import write_report
+    from evaluation.report.run_report import write_report
 
     write_report(arguments.runs, arguments.out)
     print(arguments.out)
@@ -54,7 +54,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from evaluation.demo import demo
+    from evaluation.demo.walkthrough import demo
 
     demo(arguments.out, arguments.documents, arguments.overrides)
     return 0

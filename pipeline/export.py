@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForMaskedLM
 
-from data_prep.errors import Failure, Parser, run
-from data_prep.rows import TOKENIZER
-from pipeline.batch import PackedBatch
-from pipeline.checkpoint import Checkpoint
-from pipeline.encoder import Encoder
-from pipeline.huggingface import TIED, save
+from command_line import Failure, Parser, run
+from data_prep.rows.format import TOKENIZER
+from pipeline.model.batch import PackedBatch
+from pipeline.engine.checkpoint import Checkpoint
+from pipeline.model.encoder import Encoder
+from pipeline.model.hugging_face import TIED, save
 
 TOLERANCE = 1e-4  # largest difference of a logit, float32, against transformers
 
@@ -123,7 +123,7 @@ def _change(phase: dict[str, Any], key: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    from pipeline.run import last_checkpoint
+    from pipeline.run.folder import last_checkpoint
 
     parser = Parser(
         prog="python -m pipeline.export",

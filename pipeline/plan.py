@@ -21,18 +21,18 @@ import numpy as np
 import torch
 from transformers import ModernBertConfig
 
-from data_prep.errors import Failure, Parser, UsageError, run
-from data_prep.rows import TOKENIZER, Rows, tokenizer_digest
-from pipeline.assembly import check_fit, compatible, open_streams, random_config
-from pipeline.caches import look_ahead
-from pipeline.distributed import Ranks
-from pipeline.encoder import Encoder
-from pipeline.engine import accumulation, read_deepspeed_file
-from pipeline.flops import GPU_PEAK, attended_pairs
-from pipeline.huggingface import half_window, local_folder, read_config
-from pipeline.recipe import Recipe
-from pipeline.recipe_file import load
-from pipeline.run import RunFolder, last_checkpoint
+from command_line import Failure, Parser, UsageError, run
+from data_prep.rows.format import TOKENIZER, Rows, tokenizer_digest
+from pipeline.run.assemble import check_fit, compatible, open_streams, random_config
+from pipeline.data.node_cache import look_ahead
+from pipeline.ranks.agreement import Ranks
+from pipeline.model.encoder import Encoder
+from pipeline.engine.deepspeed_engine import accumulation, read_deepspeed_file
+from pipeline.model.flops import GPU_PEAK, attended_pairs
+from pipeline.model.hugging_face import half_window, local_folder, read_config
+from pipeline.recipe.schema import Recipe
+from pipeline.recipe.file import load
+from pipeline.run.folder import RunFolder, last_checkpoint
 from pipeline.status import duration
 
 UTILIZATION = 0.25  # of the GPU's peak that training is assumed to reach; metrics.jsonl has the real one

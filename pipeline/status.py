@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from data_prep.errors import Failure, Parser, run
+from command_line import Failure, Parser, run
 
 RECENT = 20  # logged steps that the speed is the mean of
 TAIL = 1 << 18  # bytes read from the end of metrics.jsonl

@@ -13,7 +13,7 @@ import sys
 if __name__ == "__main__":
     # Run as a script, Python puts this folder first on the path, where our module names would shadow others'.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    from pipeline import preemption
+    from pipeline.run import stop_requests as preemption
 
     preemption.block()  # before the imports below, which take seconds
 
@@ -25,23 +25,23 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from data_prep.errors import STOPPED_EARLY, Failure, Parser, UsageError, run
-from pipeline import preemption
-from pipeline.assembly import Parts, assemble, described, enter_phase
-from pipeline.caches import JobCache
-from pipeline.checkpoint import State, retain, save
-from pipeline.data import Step
-from pipeline.distributed import Agreement, Ranks, device_of, failures, from_environment, raise_together
-from pipeline.engine import accumulation, start_processes
+from command_line import STOPPED_EARLY, Failure, Parser, UsageError, run
+from pipeline.run import stop_requests as preemption
+from pipeline.run.assemble import Parts, assemble, described, enter_phase
+from pipeline.data.node_cache import JobCache
+from pipeline.engine.checkpoint import State, retain, save
+from pipeline.data.loader import Step
+from pipeline.ranks.agreement import Agreement, Ranks, device_of, failures, from_environment, raise_together
+from pipeline.engine.deepspeed_engine import accumulation, start_processes
 from pipeline.export import export
-from pipeline.faults import Spikes, Watchdog, explain
-from pipeline.flops import device_peak, step_flops
-from pipeline.metrics import PhaseLog
-from pipeline.objectives import Objective
-from pipeline.recipe import Recipe
-from pipeline.recipe_file import load
-from pipeline.run import RunFolder
-from pipeline.schedule import learning_rate
+from pipeline.run.faults import Spikes, Watchdog, explain
+from pipeline.model.flops import device_peak, step_flops
+from pipeline.run.metrics import PhaseLog
+from pipeline.data.objectives import Objective
+from pipeline.recipe.schema import Recipe
+from pipeline.recipe.file import load
+from pipeline.run.folder import RunFolder
+from pipeline.recipe.schedule import learning_rate
 
 
 def main(argv: list[str]) -> int:

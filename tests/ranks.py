@@ -30,7 +30,7 @@ class Ranks:
     """Running ranks: wait for them, signal them, kill them."""
 
     def __init__(self, work: Callable[..., Any], arguments: tuple[Any, ...], world: int, folder: Path) -> None:
-        from pipeline.distributed import free_port
+        from pipeline.ranks.agreement import free_port
 
         port = free_port()
         self.folder = folder
@@ -87,8 +87,8 @@ def _rank(
 
 
 def _train(argv: list[str]) -> int:
-    from data_prep.errors import run
-    from pipeline import preemption
+    from command_line import run
+    from pipeline.run import stop_requests as preemption
     from pipeline.train import main
 
     preemption.block()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from data_prep_helpers import Result, encoded, manifest, pieces, write_jsonl
 
-from data_prep.documents import content_hash
-from data_prep.duplicates import duplicates
-from data_prep.store import Store
+from data_prep.documents.records import content_hash
+from data_prep.documents.duplicates import duplicates
+from data_prep.rows.atomic_files import AtomicFiles
 
 Cli = Callable[..., Result]
 
@@ -21,7 +21,7 @@ Cli = Callable[..., Result]
 def test_the_first_copy_stays(tmp_path: Path, at_once: int) -> None:
     source = random.Random(at_once)
     texts = [f"text {source.randint(0, 60)}" for _ in range(200)]
-    store, names, cut = Store(str(tmp_path)), [], sorted(source.sample(range(1, 200), 6))
+    store, names, cut = AtomicFiles(str(tmp_path)), [], sorted(source.sample(range(1, 200), 6))
     for begin, end in zip([0, *cut], [*cut, 200], strict=True):
         names.append(f"{begin}.hashes")
         store.put(names[-1], b"".join(content_hash(text) for text in texts[begin:end]))
@@ -31,7 +31,7 @@ def test_the_first_copy_stays(tmp_path: Path, at_once: int) -> None:
 
 
 def test_hashes_that_agree_in_half_are_not_the_same(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
+    store = AtomicFiles(str(tmp_path))
     hashes = np.array([[1, 2], [1, 3], [2, 2], [1, 3], [1, 2]], np.uint64)
     store.put("a", hashes.tobytes())
     for at_once in (2, 10):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from data_prep_helpers import Result, command, tree, write_jsonl
 
-from data_prep.errors import Failure
-from data_prep.rows import Rows
+from command_line import Failure
+from data_prep.rows.format import Rows
 from tests.services import ObjectStore, object_store
 
 Cli = Callable[..., Result]

@@ -8,7 +8,7 @@ import pytest
 from data_prep_helpers import Result, manifest, pieces, tree, write_jsonl
 
 from data_prep.__main__ import main
-from data_prep.rows import Rows
+from data_prep.rows.format import Rows
 
 Cli = Callable[..., Result]
 

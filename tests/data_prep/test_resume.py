@@ -12,8 +12,8 @@ import pytest
 from data_prep_helpers import Result, command, manifest, tree, write_jsonl
 
 from data_prep import build as building
-from data_prep.store import Store
-from data_prep.workers import in_processes
+from data_prep.rows.atomic_files import AtomicFiles
+from data_prep.building.worker_processes import in_processes
 
 Cli = Callable[..., Result]
 
@@ -146,7 +146,7 @@ def test_killed_while_packing(
     class Killed(BaseException):
         pass
 
-    def dying(self: Store, name: str, data: bytes) -> None:
+    def dying(self: AtomicFiles, name: str, data: bytes) -> None:
         if {"shards": "shard.00003.mds", "index": "index.json", "manifest": "manifest.json"}.get(at, "-") in name:
             raise Killed
         put(self, name, data)
@@ -154,11 +154,11 @@ def test_killed_while_packing(
     def dying_discard(self: building.State) -> None:
         raise Killed
 
-    put = Store.put
+    put = AtomicFiles.put
     with monkeypatch.context() as patch:
         if at == "in place":
             patch.setattr(building.State, "discard", dying_discard)
-        patch.setattr(Store, "put", dying)
+        patch.setattr(AtomicFiles, "put", dying)
         with pytest.raises(Killed):
             cli(*run)
     assert cli(*run).code == 0
@@ -281,7 +281,7 @@ def test_a_failure_in_a_worker_is_told_as_one_in_this_process(
     assert broken.code == 1
     assert broken.err.startswith(f"error: '{source}', record 301: its field 'text' is not a string")
     (tmp_path / "sitecustomize.py").write_text(
-        "import data_prep.units as u\ndef f(text, *a): raise ValueError(text)\nu.split_of = f\n"
+        "import data_prep.building.tokenised_unit as u\ndef f(text, *a): raise ValueError(text)\nu.split_of = f\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).resolve().parents[2]}:{tmp_path}")
     for flag in ([], ["--traceback"]):

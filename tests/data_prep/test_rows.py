@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from data_prep_helpers import Result, pieces, save_word_tokenizer, write_jsonl
 
-from data_prep.errors import Failure
-from data_prep.rows import Row, Rows, token_dtype, tokenizer_digest
+from command_line import Failure
+from data_prep.rows.format import Row, Rows, token_dtype, tokenizer_digest
 
 Cli = Callable[..., Result]
 

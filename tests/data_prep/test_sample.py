@@ -11,8 +11,8 @@ import pytest
 import zstandard
 from data_prep_helpers import Result
 
-from data_prep.sample import documents
-from data_prep.sample_facts import SPECIALTIES, diseases, symptoms
+from evaluation.demo.corpus import documents
+from evaluation.demo.medical_facts import SPECIALTIES, diseases, symptoms
 
 Cli = Callable[..., Result]
 

@@ -10,10 +10,10 @@ from data_prep_helpers import Result, pieces, write_jsonl
 from streaming import MDSWriter
 from streaming.base.format.mds.reader import MDSReader
 
-from data_prep.cache import HASH
-from data_prep.mds import ShardData, ShardWriter, index_bytes
-from data_prep.packing import OnePerRow
-from data_prep.rows import Row, columns
+from data_prep.rows.shard_cache import HASH
+from data_prep.rows.mds import ShardData, ShardWriter, index_bytes
+from data_prep.building.packing import OnePerRow
+from data_prep.rows.format import Row, columns
 
 Cli = Callable[..., Result]
 

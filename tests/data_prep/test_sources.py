@@ -18,11 +18,11 @@ import pytest
 import zstandard
 from data_prep_helpers import Result, encoded, manifest, pieces, write_jsonl
 
-from data_prep.documents import Document, Fields, documents
-from data_prep.errors import Failure, UsageError
-from data_prep.reading import Reading, corpus, in_words, slices, units
-from data_prep.sources import find_files
-from data_prep.streams import ignore
+from data_prep.documents.records import Document, Fields, documents
+from command_line import Failure, UsageError
+from data_prep.documents.slices import Reading, corpus, in_words, slices, units
+from data_prep.documents.find_files import find_files
+from data_prep.documents.source_file import ignore
 
 Cli = Callable[..., Result]
 TEXTS = [f"w{5 + n % 900} w{6 + n}" + ' "quoted", and\na second line' * (n % 3) for n in range(60)]

@@ -12,8 +12,8 @@ import pytest
 from data_prep_helpers import Result, manifest, pieces, save_word_tokenizer, tree, write_jsonl
 from tokenizers import Tokenizer
 
-from data_prep.rows import Rows, software, tokenizer_digest
-from data_prep.tokenizer import DocumentTokenizer
+from data_prep.rows.format import Rows, software, tokenizer_digest
+from data_prep.tokenizer.document_tokenizer import DocumentTokenizer
 
 Cli = Callable[..., Result]
 

@@ -10,8 +10,8 @@ import pytest
 from data_prep_helpers import Result, pieces, write_jsonl
 from transformers import AutoTokenizer
 
-from data_prep.sample import documents
-from data_prep.training import SMALLEST
+from evaluation.demo.corpus import documents
+from data_prep.tokenizer.train import SMALLEST
 
 Cli = Callable[..., Result]
 

@@ -12,8 +12,8 @@ from data_prep_helpers import Result, manifest, write_jsonl
 from streaming import MDSWriter
 
 from data_prep.__main__ import main
-from data_prep.cache import HASH
-from data_prep.rows import columns, rows_digest
+from data_prep.rows.shard_cache import HASH
+from data_prep.rows.format import columns, rows_digest
 
 Cli = Callable[..., Result]
 

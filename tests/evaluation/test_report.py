@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from data_prep.errors import run
+from command_line import run
 from evaluation.__main__ import main
 
 DETOUR = [("clm", "clm", None), ("mlm_decay", "mlm", 0.15)]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-from pipeline.batch import PackedBatch
-from pipeline.encoder import Encoder
+from pipeline.model.batch import PackedBatch
+from pipeline.model.encoder import Encoder
 
 # Around every edge of a window of 64 and of the blocks that the CPU kernels work in.
 LENGTHS = (1, 2, 63, 64, 65, 66, 128, 129, 700)

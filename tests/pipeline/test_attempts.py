@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import Failure
-from pipeline.attempts import begin, end, main
+from command_line import Failure
+from pipeline.slurm.next_attempt import begin, end, main
 
 JOB = {"SLURM_JOB_ID": "7"}
 AGAIN = {**JOB, "SLURM_RESTART_COUNT": "1"}

@@ -12,9 +12,9 @@ import torch
 from modernbert import LENGTHS, error
 from torch import Tensor
 
-from data_prep.errors import Failure
-from pipeline import attention
-from pipeline.attention import attend, available, choose, describe, reference
+from command_line import Failure
+from pipeline.model.attention import attend as attention
+from pipeline.model.attention.attend import attend, available, choose, describe, reference
 
 CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))
 MASKS = list(itertools.product((False, True), (None, 64)))

@@ -11,10 +11,10 @@ from modernbert import config, documents, error, labelled
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from pipeline.batch import PackedBatch
-from pipeline.dropout import token_keys
-from pipeline.encoder import Encoder
-from pipeline.loss import LossModel
+from pipeline.model.batch import PackedBatch
+from pipeline.model.dropout import token_keys
+from pipeline.model.encoder import Encoder
+from pipeline.model.loss import LossModel
 from tests.conftest import metrics
 from tests.ranks import train
 

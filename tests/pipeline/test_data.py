@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.errors import Failure
-from data_prep.rows import Rows
-from pipeline.data import Loader, Mix, MixedRows, RowStream
-from pipeline.distributed import Ranks
-from pipeline.objectives import Objective, Vocabulary
+from command_line import Failure
+from data_prep.rows.format import Rows
+from pipeline.data.loader import Loader, Mix, MixedRows, RowStream
+from pipeline.ranks.agreement import Ranks
+from pipeline.data.objectives import Objective, Vocabulary
 
 
 def test_each_row_once_an_epoch_in_an_order_of_its_own() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from data_prep.errors import Failure, UsageError
-from pipeline.distributed import PORTS, Agreement, Ranks, first_node, from_environment, meeting_place
+from command_line import Failure, UsageError
+from pipeline.ranks.agreement import PORTS, Agreement, Ranks, first_node, from_environment, meeting_place
 from tests.ranks import Ranks as Processes
 
 
@@ -60,8 +60,8 @@ def _agree() -> int:
     """On each of 3 ranks; an assertion that fails ends the rank with another exit code."""
     import os
 
-    from pipeline.distributed import device_of
-    from pipeline.engine import start_processes
+    from pipeline.ranks.agreement import device_of
+    from pipeline.engine.deepspeed_engine import start_processes
 
     ranks = from_environment(os.environ)
     start_processes(ranks, device_of(ranks))
@@ -90,8 +90,8 @@ def _meet_at_a_taken_port() -> int:
     import os
     import socket
 
-    from pipeline.distributed import device_of
-    from pipeline.engine import start_processes
+    from pipeline.ranks.agreement import device_of
+    from pipeline.engine.deepspeed_engine import start_processes
 
     ranks = from_environment(os.environ)
     if ranks.leads:

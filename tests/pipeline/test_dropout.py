@@ -8,11 +8,11 @@ import pytest
 import torch
 from modernbert import config, documents, labelled
 
-from data_prep.errors import Failure
-from pipeline.batch import PackedBatch
-from pipeline.dropout import dropout, layer_keys, token_keys
-from pipeline.encoder import Encoder
-from pipeline.loss import LossModel
+from command_line import Failure
+from pipeline.model.batch import PackedBatch
+from pipeline.model.dropout import dropout, layer_keys, token_keys
+from pipeline.model.encoder import Encoder
+from pipeline.model.loss import LossModel
 from tests.conftest import metrics
 from tests.ranks import start, train
 

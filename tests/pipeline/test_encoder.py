@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, ModernBertModel
 
-from data_prep.errors import Failure
-from pipeline import attention
-from pipeline.batch import PackedBatch
-from pipeline.encoder import Encoder
-from pipeline.huggingface import from_config_fields
-from pipeline.loss import LossModel
+from command_line import Failure
+from pipeline.model.attention import attend as attention
+from pipeline.model.batch import PackedBatch
+from pipeline.model.encoder import Encoder
+from pipeline.model.hugging_face import from_config_fields
+from pipeline.model.loss import LossModel
 
 KINDS: dict[str, dict[str, Any]] = {
     "base": {},

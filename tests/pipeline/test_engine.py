@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import ModernBertConfig
 
-from pipeline import optimizer as optimizers
-from pipeline.batch import PackedBatch
-from pipeline.encoder import Encoder
-from pipeline.loss import LossModel
-from pipeline.recipe import Recipe
+from pipeline.engine import optimizer as optimizers
+from pipeline.model.batch import PackedBatch
+from pipeline.model.encoder import Encoder
+from pipeline.model.loss import LossModel
+from pipeline.recipe.schema import Recipe
 from tests.ranks import Ranks
 
 ROWS, STEPS = 8, 5
@@ -119,8 +119,8 @@ def _steps(
     """On each rank: the same steps by the engine; rank 0 keeps the weights and norms."""
     import os
 
-    from pipeline.distributed import device_of, from_environment
-    from pipeline.engine import Engine, start_processes
+    from pipeline.ranks.agreement import device_of, from_environment
+    from pipeline.engine.deepspeed_engine import Engine, start_processes
 
     ranks = from_environment(os.environ)
     start_processes(ranks, device_of(ranks))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.attempts import end
+from pipeline.slurm.next_attempt import end
 from tests.conftest import lines, metrics
 from tests.ranks import Ranks, start, train
 
@@ -108,7 +108,7 @@ def test_a_signal_while_importing_waits(recipe: Write, tmp_path: Path) -> None:
 
 def test_a_signal_to_the_launcher_stops_its_ranks(recipe: Write, tmp_path: Path) -> None:
     """It kills the `deepspeed` command alone; the ranks notice, save and leave: no orphan."""
-    from pipeline.distributed import free_port
+    from pipeline.ranks.agreement import free_port
 
     run = tmp_path / "run"
     launcher = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port())]
@@ -143,7 +143,7 @@ def test_a_signal_to_the_launcher_stops_its_ranks(recipe: Write, tmp_path: Path)
 
 
 def test_the_end_of_the_jobs_time_stops_the_run(recipe: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.preemption import StopRequests
+    from pipeline.run.stop_requests import StopRequests
 
     now = int(time.time())
     assert not StopRequests({"SLURM_JOB_END_TIME": str(now + 3600)}).pending()
@@ -162,8 +162,10 @@ def test_the_end_of_the_jobs_time_stops_the_run(recipe: Write, tmp_path: Path, m
 
 def _break(kind: str, at: int, argv: list[str]) -> int:
     """Train, with something broken from the start of step `at` of the run on."""
-    from data_prep.errors import run
-    from pipeline import engine, loss, preemption
+    from command_line import run
+    from pipeline.engine.deepspeed_engine import deepspeed_engine as engine
+    from pipeline.model import loss
+    from pipeline.run import stop_requests as preemption
     from pipeline import train as trainer
 
     preemption.block()
@@ -309,7 +311,7 @@ def _full_disk(argv: list[str]) -> int:
     """Train where no file may grow beyond 60 kB: a checkpoint's weights do not fit."""
     import resource
 
-    from data_prep.errors import run
+    from command_line import run
     from pipeline.train import main
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -336,7 +338,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(recipe: Write, tmp_path: Path) -
 
 
 def test_spikes_are_told_with_their_rows() -> None:
-    from pipeline.faults import Spikes
+    from pipeline.run.faults import Spikes
 
     spikes = Spikes()
     steady = [3 - 0.001 * n + 0.01 * (n % 3) for n in range(100)]

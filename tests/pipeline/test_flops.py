@@ -6,10 +6,10 @@ import torch
 from modernbert import config, documents, labelled
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline import attention
-from pipeline.encoder import Encoder
-from pipeline.flops import attended_pairs, device_peak, peak_of, step_flops
-from pipeline.loss import LossModel
+from pipeline.model.attention import attend as attention
+from pipeline.model.encoder import Encoder
+from pipeline.model.flops import attended_pairs, device_peak, peak_of, step_flops
+from pipeline.model.loss import LossModel
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
-from data_prep.errors import Failure
-from pipeline.batch import PackedBatch
-from pipeline.encoder import Encoder
-from pipeline.huggingface import from_config_fields, half_window, is_global, read_config, rope_theta
-from pipeline.loss import LossModel
+from command_line import Failure
+from pipeline.model.batch import PackedBatch
+from pipeline.model.encoder import Encoder
+from pipeline.model.hugging_face import from_config_fields, half_window, is_global, read_config, rope_theta
+from pipeline.model.loss import LossModel
 from tests.conftest import metrics
 from tests.ranks import train
 

@@ -10,10 +10,10 @@ from modernbert import config, documents, error, labelled
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from pipeline import loss as loss_module
-from pipeline.batch import PackedBatch
-from pipeline.encoder import Encoder
-from pipeline.loss import LossModel, linear_cross_entropy
+from pipeline.model import loss as loss_module
+from pipeline.model.batch import PackedBatch
+from pipeline.model.encoder import Encoder
+from pipeline.model.loss import LossModel, linear_cross_entropy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -93,7 +93,7 @@ def test_bf16_sums_in_float32() -> None:
 
 PEAK = """
 import resource, torch
-from pipeline.loss import linear_cross_entropy
+from pipeline.model.loss import linear_cross_entropy
 hidden, weight = torch.randn(8192, 16, requires_grad=True), torch.randn(50_368, 16, requires_grad=True)
 labels = torch.zeros(8192, dtype=torch.int64)
 linear_cross_entropy(hidden[:2], weight[:200], None, labels[:2]).backward()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.optimizer import group_of
+from pipeline.engine.optimizer import group_of
 from tests.conftest import lines, metrics
 from tests.ranks import start, train
 

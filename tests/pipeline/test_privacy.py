@@ -22,7 +22,7 @@ def test_nothing_of_the_corpus_stands_outside_the_rows(
     recipe: Callable[..., Path], tokenizer: Path, corpus: Path, tmp_path: Path, capfd
 ) -> None:
     from data_prep.__main__ import main
-    from data_prep.errors import run as run_command
+    from command_line import run as run_command
 
     text, identity, name = CANARIES
     documents = [json.loads(line)["text"] for line in corpus.read_text().splitlines()[:200]]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_prep.errors import UsageError
-from pipeline.recipe import first_difference, numbers
-from pipeline.recipe_file import INSTALLED, deepspeed_file, load
+from command_line import UsageError
+from pipeline.recipe.schema import first_difference, numbers
+from pipeline.recipe.file import INSTALLED, deepspeed_file, load
 
 Write = Callable[..., Path]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.errors import Failure, Passing
-from pipeline.attempts import end
-from pipeline.caches import JobCache
+from command_line import Failure, Passing
+from pipeline.slurm.next_attempt import end
+from pipeline.data.node_cache import JobCache
 from pipeline.plan import check_folder
-from pipeline.recipe_file import load
-from pipeline.run import RunFolder
+from pipeline.recipe.file import load
+from pipeline.run.folder import RunFolder
 from tests.ranks import start, train
 
 Write = Callable[..., Path]

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from pipeline.recipe import LearningRate
-from pipeline.schedule import learning_rate
+from pipeline.recipe.schema import LearningRate
+from pipeline.recipe.schedule import learning_rate
 
 SHAPES = ("constant", "linear", "cosine", "one_minus_sqrt")
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import cache as shard_cache
-from data_prep.errors import Failure, Passing, UsageError
-from data_prep.rows import Rows
-from pipeline.attempts import end
-from pipeline.caches import JobCache
-from pipeline.recipe_file import load
+from data_prep.rows import shard_cache
+from command_line import Failure, Passing, UsageError
+from data_prep.rows.format import Rows
+from pipeline.slurm.next_attempt import end
+from pipeline.data.node_cache import JobCache
+from pipeline.recipe.file import load
 from tests.conftest import lines, metrics
 from tests.ranks import Ranks, start, train
 from tests.services import ObjectStore, object_store
@@ -265,7 +265,7 @@ def test_an_unreachable_store_is_said_soon(tmp_path: Path, monkeypatch: pytest.M
 
 def _impatient(first: float, later: float, argv: list[str]) -> int:
     """Train with little patience."""
-    from data_prep.errors import run
+    from command_line import run
     from pipeline.train import main
 
     shard_cache.FIRST_PATIENCE, shard_cache.PATIENCE = first, later

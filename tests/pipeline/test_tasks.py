@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from data_prep.errors import Failure, UsageError
-from pipeline.tasks import main, planned, srun_options
+from command_line import Failure, UsageError
+from pipeline.slurm.ranks_per_gpu import main, planned, srun_options
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,155 @@
+"""Processes that carry out tasks: callables that can be pickled, together with what they return.
+
+Each worker has one pipe and at most one task, so that nothing piles up in memory. Workers are started one by one as tasks
+come, as fresh processes: forking one that has threads can hang, and multiprocessing's "spawn" runs the caller's script again.
+A single task is carried out in this process, as a small corpus is done before a worker has started. A worker dies with its
+parent, also when that is killed.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from command_line import Failure, describe
+
+Result = TypeVar("Result")
+Task = Callable[[], Result]
+PR_SET_PDEATHSIG = 1
+
+
+class WorkerFailure(Failure):
+    """Something unexpected in a worker, already put into words there; `frames` for --traceback."""
+
+    def __init__(self, message: str, frames: str) -> None:
+        super().__init__(message, frames)
+        self.message, self.frames = message, frames
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def in_processes(tasks: Iterable[Task[Result]], workers: int) -> Iterator[Result]:
+    """The results of all tasks, as they come; at most `workers` run at a time.
+
+    What a task raises is raised here: a Failure as it is, anything else as a WorkerFailure.
+    """
+    coming = iter(tasks)
+    ahead = list(islice(coming, 2))
+    if len(ahead) < 2 or workers == 1:
+        for task in ahead:
+            yield task()
+        for task in coming:
+            yield task()
+        return
+    pool = _Pool()
+    try:
+        more = True
+        while more or pool.busy:
+            if more and not ahead:
+                ahead = list(islice(coming, 1))
+                more = bool(ahead)
+            if ahead and pool.take(ahead[0], workers):
+                ahead.pop(0)
+            elif pool.busy:
+                yield from pool.results()
+    finally:
+        pool.close()
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self.idle: list[Connection] = []
+        self.busy: dict[Connection, Any] = {}
+        self.processes: dict[Connection, subprocess.Popen[bytes]] = {}
+
+    def take(self, task: Task[Any], workers: int) -> bool:
+        """Give the task to an idle or a new worker; False where all are busy."""
+        if not self.idle:
+            if len(self.processes) == workers:
+                return False
+            self._start()
+        connection = self.idle.pop()
+        try:
+            connection.send(task)
+        except OSError:
+            raise self._died(connection) from None
+        self.busy[connection] = task
+        return True
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            code = f"from data_prep.building import work; work({theirs.fileno()}, {os.getpid()})"
+            here = str(Path(__file__).resolve().parents[2])
+            path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},  # a worker is one core's work
+            )
+        connection = Connection(ours.detach())
+        self.processes[connection] = process
+        self.idle.append(connection)
+
+    def results(self) -> Iterator[Any]:
+        """Wait for one result or more."""
+        for ready in wait(list(self.busy)):
+            assert isinstance(ready, Connection)
+            try:
+                done, value = ready.recv()
+            except (EOFError, OSError):
+                raise self._died(ready) from None
+            del self.busy[ready]
+            self.idle.append(ready)
+            if not done:
+                raise value
+            yield value
+
+    def _died(self, connection: Connection) -> Failure:
+        process = self.processes[connection]
+        process.kill()  # an end of the pipe is gone; the process nearly always is as well
+        code = process.wait()
+        why = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        return Failure(f"a worker process ended {why}, perhaps for want of memory: try fewer --workers")
+
+    def close(self) -> None:
+        for connection, process in self.processes.items():
+            process.kill()  # what it writes is complete or absent; before its pipe closes, of which it would complain
+            process.wait()
+            connection.close()
+
+
+def work(pipe: int, parent: int) -> None:
+    """A worker's life: tasks until the pipe closes."""
+    connection = Connection(pipe)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its workers
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before that call
+            return
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        answer: tuple[bool, Any]
+        try:
+            answer = True, task()
+        except Failure as error:
+            answer = False, error
+        except Exception as error:
+            answer = False, WorkerFailure(describe(error), "".join(traceback.format_tb(error.__traceback__)))
+        try:
+            connection.send(answer)
+        except OSError:  # nobody waits for it any more
+            return

@@ -1,0 +1,115 @@
+"""What a row is trained on: the next token (clm) or masked tokens (mlm). Pure functions of the row and a generator.
+
+CLM labels position i with token i+1 of the *same document*; the last token of each document has no label. MLM draws each
+ordinary token with the mask rate; 80 % of the drawn become the mask token, 10 % a random ordinary token, 10 % stay
+(BERT, arXiv 1810.04805). Special tokens are never drawn and never drawn from.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.rows.format import Row, TokenizerInfo
+from pipeline.model.batch import PackedBatch
+from pipeline.model.dropout import token_keys
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Of a phase or of the validation: all that decides labels, mask and dropout."""
+
+    kind: str  # "clm" or "mlm"
+    mask_rate: float = 0.0  # mlm only
+    label: str = ""  # name of the phase: phases under the same seed draw different masks
+    seed: int = 0
+    dropout: bool = False
+
+    @property
+    def causal(self) -> bool:
+        return self.kind == "clm"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids that masking needs, from the manifest of the rows."""
+
+    size: int
+    special: tuple[int, ...]
+    mask: int
+
+    @classmethod
+    def from_manifest(cls, info: TokenizerInfo) -> "Vocabulary":
+        return cls(info.vocabulary, tuple(sorted(set(info.special.values()))), info.roles["mask"])
+
+    @cached_property
+    def ordinary(self) -> NDArray[np.int64]:
+        """Every id that is not special, ascending."""
+        return np.setdiff1d(np.arange(self.size), np.array(self.special))
+
+
+@dataclass(frozen=True)
+class LabelledRow:
+    input_ids: NDArray[np.int64]  # [length]
+    lengths: NDArray[np.uint32]  # [pieces]
+    label_positions: NDArray[np.int64]  # [labels], ascending
+    labels: NDArray[np.int64]  # [labels]
+    dropout_keys: NDArray[np.int64] | None = None  # [length]
+
+
+def generator(seed: int, label: str, position: int) -> np.random.Generator:
+    """The one source of masks: a pure function of (seed, phase, position in the row stream).
+
+    Hence the same masks whatever the rank, worker, micro-batch or resume, and new ones when a row comes round again.
+    """
+    phase = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little")
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, phase, position])))
+
+
+def clm_labels(row: Row) -> LabelledRow:
+    tokens = row.tokens.astype(np.int64)
+    labelled = np.ones(len(tokens), bool)
+    labelled[np.cumsum(row.lengths, dtype=np.int64) - 1] = False
+    positions = np.flatnonzero(labelled)
+    return LabelledRow(tokens, row.lengths, positions, tokens[positions + 1])
+
+
+def mlm_labels(row: Row, mask_rate: float, vocabulary: Vocabulary, rng: np.random.Generator) -> LabelledRow:
+    tokens = row.tokens.astype(np.int64)
+    drawn = (rng.random(len(tokens)) < mask_rate) & ~np.isin(tokens, vocabulary.special)
+    positions = np.flatnonzero(drawn)
+    labels = tokens[positions]
+    fate = rng.random(len(positions))
+    random = vocabulary.ordinary[rng.integers(len(vocabulary.ordinary), size=len(positions))]
+    inputs = tokens.copy()
+    inputs[positions] = np.where(fate < 0.8, vocabulary.mask, np.where(fate < 0.9, random, labels))
+    return LabelledRow(inputs, row.lengths, positions, labels)
+
+
+def label(row: Row, objective: Objective, vocabulary: Vocabulary, position: int) -> LabelledRow:
+    """The row at `position` of its stream, under `objective`."""
+    if objective.causal:
+        labelled = clm_labels(row)
+    else:
+        rng = generator(objective.seed, objective.label, position)
+        labelled = mlm_labels(row, objective.mask_rate, vocabulary, rng)
+    if not objective.dropout:
+        return labelled
+    return replace(labelled, dropout_keys=token_keys(objective.seed, objective.label, position, len(row.tokens)))
+
+
+def pack(rows: Sequence[LabelledRow], row_ids: Sequence[int]) -> PackedBatch:
+    """Rows one after the other as one packed batch."""
+    starts = np.cumsum([0, *(len(row.input_ids) for row in rows)])
+    keys = [row.dropout_keys for row in rows if row.dropout_keys is not None]
+    return PackedBatch.from_arrays(
+        np.concatenate([row.input_ids for row in rows]),
+        np.concatenate([row.lengths for row in rows]),
+        np.concatenate([row.label_positions + start for row, start in zip(rows, starts, strict=False)]),
+        np.concatenate([row.labels for row in rows]),
+        row_ids,
+        np.concatenate(keys) if keys else None,
+    )

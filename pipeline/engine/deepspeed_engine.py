@@ -1,0 +1,238 @@
+"""The only file that touches DeepSpeed: accumulation, scaling, clipping, the step, and state by parameter name.
+
+The loss of a step is sum(loss over labels) / count(labels), both over the whole accumulation window on all ranks, the
+count known before the first backward. DeepSpeed divides by the accumulation steps and averages over the ranks, so each
+micro-batch's sum is multiplied by both and divided by the count: the gradient is that of one big batch on one
+device, however the labels are spread.
+"""
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from command_line import Failure, Passing, UsageError
+from pipeline.engine import optimizer as optimizers
+from pipeline.model.batch import PackedBatch
+from pipeline.ranks.agreement import Ranks, rendezvous
+from pipeline.model.encoder import Encoder
+from pipeline.model.loss import LossModel
+from pipeline.recipe.schema import Recipe
+from pipeline.recipe.file import deepspeed_file
+from pipeline.engine.zero_partitions import STATES, Partitions
+
+PREFIX = "encoder."  # LossModel's, not part of a parameter's name
+
+# What a DeepSpeed file may not set: the recipe owns it.
+OWNED = {
+    "train_batch_size": "batch.rows",
+    "train_micro_batch_size_per_gpu": "batch.rows_per_device",
+    "gradient_accumulation_steps": "batch",
+    "optimizer": "optimizer",
+    "scheduler": "phases[].learning_rate",
+    "gradient_clipping": "optimizer.clip",
+    "bf16": "precision",
+    "fp16": "precision",
+    "torch_autocast": "precision",
+}
+
+
+def start_processes(ranks: Ranks, device: torch.device) -> None:
+    """Join the process group: NCCL between GPUs, gloo between CPUs."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns that it found no GPU
+    import deepspeed
+
+    rendezvous(ranks)
+    # DeepSpeed calls collectives by names that torch has renamed.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # Its C++ kernel for CPU inference would be compiled at every first start and hold 69 MB of shared memory a rank.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    facts = {"rank": ranks.rank, "world_size": ranks.world_size}
+    try:
+        deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, **facts)
+    except torch.distributed.DistNetworkError:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise Passing(  # a job that is started again meets at another port
+            f"the ranks cannot meet at {place}: the port is taken, or the address cannot be reached; "
+            "choose another (`deepspeed --master_port N`, or MASTER_ADDR and MASTER_PORT)"
+        ) from None
+
+
+def accumulation(recipe: Recipe, ranks: Ranks) -> int:
+    """Micro-batches of a step on each rank; UsageError where the global batch does not divide."""
+    rows, per_device = recipe.batch.rows, recipe.batch.rows_per_device
+    if rows % (per_device * ranks.world_size):
+        raise UsageError(
+            f"batch: rows {rows} cannot be divided over {ranks.world_size} ranks x rows_per_device {per_device}; "
+            "change one of them so that it can"
+        )
+    return rows // (per_device * ranks.world_size)
+
+
+def read_deepspeed_file(recipe: Recipe) -> dict[str, Any]:
+    """The DeepSpeed file, with its ZeRO stage checked and float32 gradient accumulation demanded."""
+    name = recipe.engine.deepspeed
+    try:
+        config: dict[str, Any] = json.loads(deepspeed_file(recipe).read_text())
+    except OSError:
+        raise UsageError(f"engine.deepspeed: {name} cannot be read") from None
+    except ValueError:
+        raise UsageError(f"engine.deepspeed: {name} is not JSON") from None
+    for key in config:
+        if key in OWNED:
+            raise UsageError(f"engine.deepspeed: {name} sets {key}, which the recipe owns: {OWNED[key]}")
+    if config.get("zero_optimization", {}).get("stage") not in (0, 1, 2, 3):
+        raise UsageError(f"engine.deepspeed: {name} must set zero_optimization.stage to 0, 1, 2 or 3")
+    if config.get("data_types", {}).get("grad_accum_dtype") != "fp32":
+        # DeepSpeed's default is the model's dtype, in which long accumulation drifts.
+        raise UsageError(f'engine.deepspeed: {name} must set data_types.grad_accum_dtype to "fp32"')
+    return config
+
+
+def resolve_precision(recipe: Recipe, device: torch.device) -> str:
+    if recipe.precision != "auto":
+        return recipe.precision
+    return "bf16" if device.type == "cuda" else "float32"
+
+
+class Engine:
+    """A DeepSpeed engine around the encoder and its loss, with our loss scale and our state."""
+
+    def __init__(self, encoder: Encoder, recipe: Recipe, ranks: Ranks, device: torch.device) -> None:
+        import deepspeed
+
+        self.accumulation = accumulation(recipe, ranks)
+        self.ranks, self.device, self.clip = ranks, device, recipe.optimizer.clip
+        config = read_deepspeed_file(recipe)
+        zero = config["zero_optimization"]
+        self.stage: int = zero["stage"]
+        if self.stage == 3 and recipe.engine.compile:
+            raise UsageError("engine.compile needs ZeRO stage 0, 1 or 2: stage 3 gathers weights while it runs")
+        if recipe.engine.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first use
+            torch.use_deterministic_algorithms(True)
+        precision = resolve_precision(recipe, device)
+        if precision == "bf16" and not self.stage:
+            raise UsageError(
+                "precision bf16 needs ZeRO stage 1, 2 or 3, which keep the float32 masters; or use bf16_autocast"
+            )
+        self._autocast = precision == "bf16_autocast"
+        config |= {
+            "train_batch_size": recipe.batch.rows,
+            "train_micro_batch_size_per_gpu": recipe.batch.rows_per_device,
+            "gradient_accumulation_steps": self.accumulation,
+            "gradient_clipping": (self.clip or 0.0) if self.stage else 0.0,  # at stage 0 we clip ourselves
+            "bf16": {"enabled": precision == "bf16"},
+            "zero_allow_untested_optimizer": True,  # StableAdamW is ours
+            "zero_force_ds_cpu_optimizer": False,  # torch's AdamW on offloaded partitions: nothing to compile
+        }
+        model = LossModel(encoder, recipe.optimizer.z_loss)
+        self.parameters = {name.removeprefix(PREFIX): parameter for name, parameter in model.named_parameters()}
+        offload = zero.get("offload_optimizer", {}).get("device", "none") != "none"
+        fused = device.type == "cuda" and not offload
+        built = optimizers.build(self.parameters.items(), recipe.optimizer, fused)
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(model=model, optimizer=built, config=config)
+        if self.stage == 3:
+            # Used in LossModel's own forward, not in the forward of the module that owns them.
+            for weight in {encoder.output_weight, encoder.decoder.bias} - {None}:
+                deepspeed.zero.register_external_parameter(model, weight)
+        self._state = Partitions(self._optimizer, self.stage, self.parameters, ranks, device)
+        self._frozen: set[str] = set()
+        self._frozen_groups: set[str] = set()
+        for name, parameter in self.parameters.items():
+            parameter.register_hook(lambda grad, name=name: torch.zeros_like(grad) if name in self._frozen else None)
+
+    @property
+    def encoder(self) -> Encoder:
+        encoder: Encoder = self._engine.module.encoder
+        return encoder
+
+    def freeze(self, groups: Collection[str]) -> None:
+        """Hold the weights of these groups (see `optimizer.group_of`) from now on; their gradients are 0, in the norm too."""
+        self._frozen = {name for name in self.parameters if optimizers.group_of(name) in groups}
+        self._frozen_groups = set(groups)
+
+    # --- a step ---
+
+    def train_step(self, batches: Sequence[PackedBatch], causal: bool, labels: int, rate: float) -> tuple[float, float]:
+        """One optimizer step over this rank's micro-batches of the window.
+
+        `labels` is the count over all ranks, `rate` the learning rate. Returns the sum of this rank's losses, undivided,
+        and the global gradient norm before clipping; where the norm is not finite no weight has moved.
+        """
+        assert len(batches) == self.accumulation
+        self._engine.train()
+        scale = self.ranks.world_size * self.accumulation / max(1, labels)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0 if group["name"] in self._frozen_groups else rate
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        norm: float | None = None
+        for number, batch in enumerate(batches, 1):
+            with self._precision():
+                loss = self._engine(batch.to(self.device), causal)
+            total += loss.detach()
+            self._engine.backward(loss * scale)
+            if not self.stage and number == self.accumulation:
+                norm = self._clip_whole_gradients()
+            self._engine.step()
+        if norm is None:
+            norm = float(self._engine.get_global_grad_norm())
+        return float(total), norm
+
+    def _precision(self) -> torch.autocast | nullcontext[None]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self._autocast else nullcontext()
+
+    @torch.no_grad()
+    def _clip_whole_gradients(self) -> float:
+        """Stage 0, where DeepSpeed reports no norm and steps on whatever it is: norm, clipping, and no step if not finite."""
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads]).square().sum().sqrt()
+        if not torch.isfinite(norm):
+            for parameter in self.parameters.values():
+                parameter.grad = None  # the optimizer passes over it
+        elif self.clip is not None:
+            for grad in grads:
+                grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+        return float(norm)
+
+    @torch.no_grad()
+    def evaluate(self, batch: PackedBatch, causal: bool) -> float:
+        """Sum of the losses at the batch's labels; all ranks call it the same number of times."""
+        self._engine.eval()
+        with self._precision():
+            return float(self._engine(batch.to(self.device), causal))
+
+    # --- state by parameter name, the same for every stage and number of ranks ---
+
+    @property
+    def adam_step(self) -> int:
+        """Optimizer steps since the moments began."""
+        return self._state.adam_step
+
+    def tensors(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """Whole float32 `weights`, `exp_avg` or `exp_avg_sq` by name, on the CPU, one at a time; a collective call."""
+        for name in self.parameters:
+            yield name, self._state.gather(name, None if kind == "weights" else kind)
+
+    def load(self, tensor: Callable[[str, str], Tensor], adam_step: int | None) -> None:
+        """Set weights, moments and Adam's step count from `tensor(kind, name)`; adam_step None: a new optimizer."""
+        for name in self.parameters:
+            value, shape = tensor("weights", name), self._state.shape(name)
+            if value.shape != shape:
+                raise Failure(f"the checkpoint's {name} has shape {list(value.shape)}, the model's {list(shape)}")
+            self._state.set_live(name, value)
+            self._state.scatter(name, value)
+            for kind in STATES:
+                self._state.scatter(name, torch.zeros_like(value) if adam_step is None else tensor(kind, name), kind)
+        self._state.adam_step = adam_step or 0

@@ -1,0 +1,78 @@
+"""Floating-point operations of a step, exact from document lengths, windows, mask and labels; and the device's peak."""
+
+import re
+import time
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import ModernBertConfig
+
+from pipeline.model.batch import PackedBatch
+from pipeline.model.hugging_face import half_window
+
+# Dense bf16 FLOP/s from the makers' data sheets; the first name whose words the device's name contains counts.
+GPU_PEAK = {
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+    "A40": 150e12,
+    "A30": 165e12,
+    "A10": 125e12,
+    "A10G": 70e12,
+    "V100": 125e12,
+}
+
+
+def attended_pairs(lengths: NDArray[np.integer], causal: bool, half_window: int | None) -> int:
+    """Query-key pairs that one head of one layer sees in documents of these lengths."""
+    n = np.asarray(lengths, np.int64)
+    w = n if half_window is None else np.minimum(n, half_window)
+    # One side of a document: sum over i < n of min(i, w).
+    near = np.minimum(n, w + 1)
+    side = near * (near - 1) // 2 + (n - near) * w
+    return int((n + side * (1 if causal else 2)).sum())
+
+
+def step_flops(config: ModernBertConfig, batches: Sequence[PackedBatch], causal: bool) -> int:
+    """Of forward and backward (twice the forward); a multiply-add is 2. Recomputation is not counted."""
+    size, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    windows = [half_window(config, layer) for layer in range(layers)]
+    forward = 0
+    for batch in batches:
+        lengths = np.diff(batch.cu_seqlens.numpy())
+        pairs = {window: attended_pairs(lengths, causal, window) for window in set(windows)}
+        forward += 2 * batch.tokens * layers * (4 * size * size + 3 * size * inner)
+        forward += 4 * size * sum(pairs[window] for window in windows)
+        forward += 2 * len(batch.labels) * (size * size + size * config.vocab_size)
+    return 3 * forward
+
+
+def peak_of(name: str) -> float | None:
+    """Of a GPU by its name, such as "NVIDIA A100-SXM4-80GB"; None: not in the table."""
+    return next((peak for key, peak in GPU_PEAK.items() if re.search(rf"\b{key}\b", name)), None)
+
+
+@cache
+def device_peak(device: torch.device) -> float | None:
+    """FLOP/s of a rank: a GPU's from the table (None: not in it); a CPU's as measured by a matrix product."""
+    if device.type == "cuda":
+        return peak_of(torch.cuda.get_device_name(device))
+    size = 1024
+    a, b = torch.ones(size, size), torch.ones(size, size)
+    best = 0.0
+    for _ in range(5):
+        begin = time.perf_counter()
+        a @ b
+        best = max(best, 2 * size**3 / (time.perf_counter() - begin))
+    return best

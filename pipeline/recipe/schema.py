@@ -1,0 +1,345 @@
+"""The recipe: one YAML file is one run. Strict: an unknown key, an impossible value or an option without effect is an error.
+
+`Recipe` is what the rest of the pipeline sees (`recipe_file.load` reads it); `numbers` is the part that decides the results
+and may not change when a run goes on. Token counts are in tokens, learning rates as the optimizer sees them.
+"""
+
+import difflib
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from data_prep.rows.format import is_url
+
+ONE_SOURCE = "give either init (a folder or hub name) or config (ModernBertConfig fields for random weights)"
+
+
+def _number(value: Any) -> Any:
+    """Numbers are numbers however written: PyYAML reads `1e-6` as text, and `10_000` only sometimes as an integer."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    if isinstance(value, str):
+        try:
+            return float(value.replace("_", ""))
+        except ValueError:
+            raise ValueError("must be a number") from None
+    return value
+
+
+def _whole(value: Any) -> Any:
+    value = _number(value)
+    if isinstance(value, float):
+        if not math.isfinite(value) or value != int(value):
+            raise ValueError("must be a whole number")
+        return int(value)
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
+Real = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, BeforeValidator(_number), Field(gt=0, lt=1)]
+
+
+def _bytes(value: Any) -> Any:
+    match = re.fullmatch(r"\s*([\d_.]+)\s*([kmgt]?)i?b\s*", value.lower()) if isinstance(value, str) else None
+    return (
+        _whole(value)
+        if match is None
+        else round(float(match[1].replace("_", "")) * 1000 ** " kmgt".index(match[2] or " "))
+    )
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]  # a number, or such as "200gb"; powers of 1,000
+Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=1 << 63)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise ValueError("must be a mapping of keys")
+        for key in data:
+            if key not in cls.model_fields:
+                close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
+                hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(cls.model_fields)}"
+                raise ValueError(f"unknown key '{key}'; {hint}")
+        return data
+
+
+class Model(Strict):
+    init: str | None = None  # folder or hub name; null: random weights from `config`
+    revision: str | None = None
+    config: dict[str, Any] | None = None  # ModernBertConfig fields, when init is null
+    attention: Literal["auto", "flash", "torch_varlen", "sdpa"] = "auto"
+    vocab_multiple: Count | None = None  # pad the vocabulary to a multiple while training; the export undoes it
+    dropout: bool = False  # train with the config's embedding_dropout and mlp_dropout, which are refused otherwise
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Model":
+        if self.init is not None and self.config is not None:
+            raise ValueError(f"config has no effect beside init: {ONE_SOURCE}")
+        if self.revision is not None and (self.init is None or Path(self.init).is_dir()):
+            raise ValueError("revision has no effect without a hub name in init; remove it")
+        return self
+
+
+class Mixed(Strict):
+    """One of several sources of rows; a share of the positions, `proportion` over the sum of them, is drawn from it."""
+
+    rows: str  # folder or URL
+    proportion: Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
+
+
+def _by_shape(value: Any) -> str:
+    """Which of a union's forms is meant, so that an error speaks of that form alone; `TAGS` are left out of its place."""
+    return "scalar" if isinstance(value, str | int | float | None) else "structure"
+
+
+TAGS = ("scalar", "structure")
+Sources = Annotated[
+    Annotated[str, Tag("scalar")] | Annotated[list[Mixed], Field(min_length=1), Tag("structure")],
+    Discriminator(_by_shape),
+]
+
+
+class OwnData(Strict):
+    """A phase's own rows."""
+
+    rows: Sources
+
+
+class Data(Strict):
+    rows: Sources  # folder or URL, or a mix of several
+    validation: str | None = None  # folder or URL; null: no validation
+    cache: str | None = (
+        None  # local cache folder for rows at a URL; null: a folder of the job's own, removed at its end
+    )
+    cache_limit: Bytes | None = None  # of a node's cache, such as 200gb; shards not used for longest make room
+
+    @model_validator(mode="after")
+    def _cache_has_effect(self) -> "Data":
+        remote = any(is_url(place) for place in (*locations(self.rows), self.validation or ""))
+        for key in ("cache", "cache_limit"):
+            if getattr(self, key) is not None and not remote:
+                raise ValueError(f"{key} has no effect: the rows are in a local folder; remove it")
+        return self
+
+
+class LearningRate(Strict):
+    """`pipeline.schedule.learning_rate` gives the formula of each shape."""
+
+    peak: Real
+    shape: Literal["constant", "linear", "cosine", "one_minus_sqrt"] = "constant"
+    end: Real | None = None  # the last step's, for shapes that decay; default 0
+    warmup_tokens: Annotated[int, BeforeValidator(_whole), Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _end_has_effect(self) -> "LearningRate":
+        if self.peak <= 0:
+            raise ValueError("peak must be above 0")
+        if self.shape == "constant" and self.end is not None:
+            raise ValueError(
+                "end has no effect with shape constant; remove it or choose linear, cosine or one_minus_sqrt"
+            )
+        if self.end is not None and self.end > self.peak:
+            raise ValueError(f"end {self.end} is above peak {self.peak}")
+        return self
+
+
+class Phase(Strict):
+    name: str
+    objective: Literal["clm", "mlm"]  # the causal mask and the labels both follow from this
+    tokens: Count
+    learning_rate: LearningRate
+    mask_rate: Share | None = None  # of an mlm phase
+    frozen_layers: list[str | int] = []  # numbers, ranges such as "0-7", "embeddings" (with the tied decoder)
+    # Go on in the row stream, or start it again; or rows of the phase's own, a stream that goes on when it comes back.
+    data: Annotated[
+        Annotated[Literal["continue", "restart"], Tag("scalar")] | Annotated[OwnData, Tag("structure")],
+        Discriminator(_by_shape),
+    ] = "continue"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Phase":
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.name) or self.name in ("logs", "tensorboard"):
+            raise ValueError(
+                "name must be letters, digits, _ and -, for it names a folder of the run; and not logs or tensorboard"
+            )
+        if self.objective == "clm" and self.mask_rate is not None:
+            raise ValueError("mask_rate has no effect with objective clm; remove it")
+        if self.objective == "mlm" and self.mask_rate is None:
+            raise ValueError("an mlm phase needs a mask_rate, such as 0.15")
+        frozen_groups(self.frozen_layers)
+        if self.learning_rate.warmup_tokens >= self.tokens:
+            raise ValueError(
+                f"learning_rate.warmup_tokens {self.learning_rate.warmup_tokens} must be below tokens {self.tokens}"
+            )
+        return self
+
+
+def frozen_groups(entries: list[str | int]) -> set[str]:
+    """Names of parameter groups (`optimizer.group_of`) for a recipe's frozen_layers."""
+    groups: set[str] = set()
+    for entry in entries:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(entry))
+        if match:
+            first, last = int(match[1]), int(match[2] or match[1])
+            if first > last:
+                raise ValueError(f"frozen_layers: the range '{entry}' runs backwards")
+            groups |= {str(layer) for layer in range(first, last + 1)}
+        elif entry == "embeddings":
+            groups.add("embeddings")
+        else:
+            raise ValueError(
+                f"frozen_layers: '{entry}' is not a layer's number, a range such as '0-7', or 'embeddings'"
+            )
+    return groups
+
+
+class Batch(Strict):
+    rows: Count  # of a global step, the same at every number of ranks
+    rows_per_device: Count  # of a micro-batch; accumulation follows
+
+    @model_validator(mode="after")
+    def _divides(self) -> "Batch":
+        if self.rows % self.rows_per_device:
+            raise ValueError(f"rows {self.rows} is not a multiple of rows_per_device {self.rows_per_device}")
+        return self
+
+
+class Optimizer(Strict):
+    name: Literal["adamw", "stable_adamw"] = "adamw"
+    betas: tuple[Share, Share] = (0.9, 0.98)
+    eps: Real = 1e-6
+    weight_decay: Real = 0.05  # decoupled, times the learning rate, as torch.optim.AdamW; none on norms and biases
+    clip: Real | None = 1.0  # of the global gradient norm; null: none
+    z_loss: Real = 0.0  # weight of log(sum of exp of the logits)^2 in the gradient, such as 1e-4; 0: none
+
+    @model_validator(mode="after")
+    def _positive(self) -> "Optimizer":
+        if self.eps <= 0 or self.clip == 0:
+            raise ValueError("eps and clip must be above 0 (clip: null clips nothing)")
+        return self
+
+
+class Engine(Strict):
+    deepspeed: str = "ds_configs/zero1.json"
+    compile: bool = False  # torch.compile of each layer; on a GPU batches are filled to one size for it
+    activation_checkpointing: bool = False
+    deterministic: bool = False  # torch.use_deterministic_algorithms: slower attention backward on a GPU
+
+
+class Checkpoints(Strict):
+    every_steps: Count | None = 500
+    every_minutes: Annotated[float, BeforeValidator(_number), Field(gt=0)] | None = 30
+    keep: Count = 2  # newest ones of a phase that is not finished; of a finished phase only the last stays
+    keep_at_tokens: list[Count] = []  # of a phase: save there and never remove it, to branch from
+    export_at_tokens: list[Count] = []  # of a phase: the same, and export it
+
+
+class Validation(Strict):
+    """Always the same rows under the same masks, MLM and CLM loss both, whatever the phase."""
+
+    every_steps: Count = 250
+    rows: Count = 256
+    mask_rate: Share = 0.15
+
+
+class Logging(Strict):
+    every_steps: Count = 10
+    tensorboard: bool = True
+
+
+class Faults(Strict):
+    on_nonfinite: Literal["stop", "skip"] = "stop"  # a step whose loss or gradient is not finite never moves a weight
+    max_skipped: Count = 10  # of a phase, with skip: one more stops the run
+    skip_rows: list[Annotated[int, BeforeValidator(_whole), Field(ge=0)]] = []  # row ids to leave out; shifts nothing
+    # A step that takes longer than both is a hang: every rank writes its stacks and the run ends.
+    hang_medians: Count = 30  # times the median step
+    hang_seconds: Count = 900
+
+
+class Start(Strict):
+    checkpoint: str  # a checkpoint, a phase or a run of any recipe: weights, optimizer and stream position come from it
+
+
+class Card(Strict):
+    license: str | None = None
+    language: str | list[str] | None = None
+
+
+class Recipe(Strict):
+    name: str
+    model: Model
+    precision: Literal["auto", "float32", "bf16", "bf16_autocast"] = "auto"  # auto: float32 on a CPU, bf16 on a GPU
+    data: Data
+    phases: list[Phase] = Field(min_length=1)
+    batch: Batch
+    optimizer: Optimizer = Optimizer()
+    engine: Engine = Engine()
+    checkpoints: Checkpoints = Checkpoints()
+    validation: Validation | None = None
+    logging: Logging = Logging()
+    faults: Faults = Faults()
+    card: Card = Card()
+    start: Start | None = None  # branch from another run's checkpoint
+    seed: Seed = 17
+    data_seed: Seed = 42
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise ValueError("name must be letters, digits, '.', '_' and '-', for it names the run folder and the card")
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) < len(names):
+            raise ValueError("phases: two phases have the same name")
+        if self.start is None:
+            if self.model.init is None and self.model.config is None:
+                raise ValueError(f"model: {ONE_SOURCE}")
+            if self.phases[0].data == "restart" or self.phases[0].optimizer_state == "reset":
+                raise ValueError("phases.0: there is nothing to restart or reset; remove data and optimizer_state")
+        elif self.model.init is not None or self.model.config is not None:
+            raise ValueError("model: init and config have no effect with start.checkpoint; remove them")
+        if self.validation is not None and self.data.validation is None:
+            raise ValueError("validation has no effect: data.validation names no rows")
+        return self
+
+
+# What may change when a run goes on: it moves work around, not results.
+FREE = {"data", "engine", "checkpoints", "logging", "faults", "card", "start"}
+
+
+def numbers(recipe: Recipe) -> dict[str, Any]:
+    """The part of the recipe that decides the results, as plain values (rows are compared by digest, elsewhere)."""
+    decisive = recipe.model_dump(mode="json", exclude=FREE)
+    del decisive["model"]["attention"], decisive["batch"]["rows_per_device"]
+    for phase in decisive["phases"]:
+        if isinstance(phase["data"], dict):
+            phase["data"] = "own"
+    return decisive
+
+
+def locations(sources: Sources) -> list[str]:
+    return [sources] if isinstance(sources, str) else [source.rows for source in sources]
+
+
+def first_difference(old: Any, new: Any, path: str = "") -> str | None:
+    """Dotted key at which two plain values first differ, or None."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(k for k in new if k not in old)]:
+            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            if found:
+                return found
+        return None
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return next((d for i, (a, b) in pairs if (d := first_difference(a, b, f"{path}.{i}"))), None)
+    return None if old == new else path

@@ -1,0 +1,112 @@
+"""What goes wrong while training: hangs, loss spikes, memory, a rank that is gone; found, and said in one line."""
+
+import faulthandler
+import math
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from types import TracebackType
+
+import torch
+
+from command_line import Failure, Passing
+from pipeline.recipe.schema import Recipe
+
+HISTORY = 100  # steps that medians and spikes are judged by
+
+
+class Watchdog:
+    """Ends the process where nothing has happened for too long, with the stacks of its threads on stderr.
+
+    Every rank has one. When one rank hangs, the others wait for it in a collective call and their time runs out
+    with its own: the log then holds the stacks of all, and shows which was elsewhere. Frames only, no values.
+    """
+
+    def __init__(self, medians: int, seconds: float, rank: int) -> None:
+        self._medians, self._seconds, self._rank = medians, seconds, rank
+        self._steps: deque[float] = deque(maxlen=HISTORY)
+        self._last = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        self.alive()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+
+    def alive(self) -> None:
+        """Something has been done: part of a validation, a save."""
+        self._last = time.monotonic()
+
+    def step(self, seconds: float) -> None:
+        self._steps.append(seconds)
+        self.alive()
+
+    @property
+    def limit(self) -> float:
+        """Seconds of silence that count as a hang."""
+        median = statistics.median(self._steps) if self._steps else 0.0
+        return max(self._seconds, self._medians * median)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(5.0, self._seconds / 4)):
+            silent = time.monotonic() - self._last
+            if silent > self.limit:
+                print(
+                    f"error: rank {self._rank} has hung for {silent:.0f} s (faults.hang_seconds); its stacks:",
+                    file=sys.stderr,
+                )
+                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                sys.stderr.flush()
+                os._exit(1)
+
+
+class Spikes:
+    """Losses far above those just before: more than 6 standard deviations and 10 % over the mean of up to 100 steps."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=HISTORY)
+
+    def __call__(self, loss: float) -> bool:
+        """Whether `loss` is a spike; one is not counted into the mean."""
+        if not math.isfinite(loss):
+            return False
+        if len(self._losses) >= 20:
+            mean, deviation = statistics.fmean(self._losses), statistics.pstdev(self._losses)
+            if loss > mean + 6 * deviation and loss > 1.1 * mean:
+                return True
+        self._losses.append(loss)
+        return False
+
+
+def explain(error: BaseException, recipe: Recipe) -> Failure | None:
+    """One line for an error of torch's that has a remedy, or None."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+        return Failure(
+            f"out of memory: lower batch.rows_per_device (now {recipe.batch.rows_per_device}), which changes no number, "
+            "or set engine.activation_checkpointing: true"
+        )
+    if isinstance(error, RuntimeError) and any(sign in text for sign in LOST):
+        return Passing("another rank ended or cannot be reached; its own message says why")
+    return None
+
+
+# How gloo and NCCL say that a peer is gone.
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "remote process exited",
+    "timed out",
+    "Timed out",
+)

@@ -1,0 +1,105 @@
+"""What a SLURM job does next: asked by launch/phase.sh before and after the ranks run.
+
+    python -m pipeline.attempts begin RUN PHASE      prints go | done | stopped; exit 1 after too many attempts in vain
+    python -m pipeline.attempts end RUN PHASE CODE   prints done | again | stopped | failed; CODE is srun's
+
+srun's exit code alone says little: it is the highest of the tasks', and a task that is killed while its neighbours leave
+makes it another. DONE, RUN/STOP and the records of this start (`RunFolder.mark_stopped`, `mark_failed`) decide: it goes on
+after a stop, and after a failure of a cause that may pass (`errors.Passing`). No torch is imported.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from command_line import Failure, UsageError, run
+
+STOP_CLEARED = "CLM_DETOUR_STOP_CLEARED"  # set: a RUN/STOP was removed when this job was submitted, or at its start
+LIMIT = 5  # attempts in a row without a new token; CLM_DETOUR_ATTEMPTS changes it
+BY_USR2 = 128 + signal.SIGUSR2  # srun's exit code where a rank died of it, before Python could block it
+
+
+def begin(folder: Path, phase: str, environment: Mapping[str, str]) -> str:
+    """Count this attempt. "go", or "done" and "stopped" where there is nothing to do; Failure past the limit."""
+    if (folder / phase / "DONE").exists():
+        return "done"
+    # What launch/submit has cleared, or a former start of this job, holds no old request: it was made while the job waited.
+    cleared = any(environment.get(name) for name in (STOP_CLEARED, "CLM_DETOUR_CHAIN"))
+    if cleared or environment.get("SLURM_RESTART_COUNT", "0") != "0":
+        if (folder / "STOP").exists():
+            return "stopped"
+    else:  # submitted by hand after a stop, to go on
+        (folder / "STOP").unlink(missing_ok=True)
+    file = _file(folder, phase)
+    before, tokens = _read(file), trained(folder, phase)
+    # A job that goes on by itself keeps its chain's name; who submits again by hand starts to count again.
+    chain = environment.get("CLM_DETOUR_CHAIN") or environment.get("SLURM_JOB_ID", "")
+    in_vain = before.get("in_vain", 0) + 1 if (before.get("chain"), before.get("tokens")) == (chain, tokens) else 0
+    limit = int(environment.get("CLM_DETOUR_ATTEMPTS") or LIMIT)
+    if in_vain >= limit:
+        raise Failure(
+            f"phase {phase}: {limit} attempts in a row trained no new token; see the job's log, mend what ends it so early "
+            "(the time limit? --signal?), and submit again"
+        )
+    now = {"chain": chain, "tokens": tokens, "in_vain": in_vain, "time": time.time()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(".tmp")
+    aside.write_text(json.dumps(now) + "\n")
+    aside.replace(file)
+    return "go"
+
+
+def end(folder: Path, phase: str, code: int, environment: Mapping[str, str]) -> str:
+    if (folder / phase / "DONE").exists():
+        return "done"
+    this = (environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT") or "0")
+
+    def ours(record: dict[str, Any]) -> bool:
+        return (record.get("job"), record.get("restart")) == this
+
+    error = _read(folder / "logs" / "error.json")
+    passing = ours(error) and error.get("passing") is True
+    if not (passing or ours(_read(folder / phase / "STOPPED")) or code == BY_USR2):
+        return "failed"
+    return "stopped" if (folder / "STOP").exists() else "again"
+
+
+def trained(folder: Path, phase: str) -> int:
+    """Tokens of the phase in its newest checkpoint."""
+    checkpoints = folder / phase / "checkpoints"
+    try:
+        newest = checkpoints / (checkpoints / "latest").read_text().strip()
+        return int(json.loads((newest / "state.json").read_text())["tokens"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def _file(folder: Path, phase: str) -> Path:
+    return folder / "logs" / f"attempts-{phase}.json"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+        return content if isinstance(content, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) == 3 and argv[0] == "begin":
+        print(begin(Path(argv[1]), argv[2], os.environ))
+    elif len(argv) == 4 and argv[0] == "end" and argv[3].isdigit():
+        print(end(Path(argv[1]), argv[2], int(argv[3]), os.environ))
+    else:
+        raise UsageError("python -m pipeline.attempts begin RUN PHASE | end RUN PHASE CODE")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
