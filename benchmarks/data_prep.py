@@ -94,10 +94,7 @@ def show(alone: Measured, built: Measured, small: Measured, chunked: Measured) -
 
 def read(path: Path, documents: int | None) -> Iterator[str]:
     sys.path.insert(0, str(ROOT))
-    from data_prep.documents.records import Document
-    from data_prep.documents.slices import Reading, corpus
-    from data_prep.documents.find_files import find_files
-    from data_prep.documents.source_file import ignore
+    from data_prep.documents import Document, Reading, corpus, find_files, ignore
 
     found = corpus(find_files([str(path)]).files, Reading(), "skip", ignore)
     texts = (document.text for document in found if isinstance(document, Document))

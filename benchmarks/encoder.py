@@ -35,13 +35,19 @@ from torch import Tensor
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 from command_line import Failure
-from data_prep.rows.format import Row
-from pipeline.model.attention.attend import BACKENDS, attend, available, reference
-from pipeline.model.batch import PackedBatch
-from pipeline.model.encoder import Encoder
-from pipeline.model.flops import device_peak, step_flops
-from pipeline.model.loss import LossModel
-from pipeline.data.objectives import LabelledRow, Objective, Vocabulary, label, pack
+from data_prep.rows import Row
+from pipeline.data import LabelledRow, Objective, Vocabulary, label, pack
+from pipeline.model import (
+    BACKENDS,
+    Encoder,
+    LossModel,
+    PackedBatch,
+    attend,
+    available,
+    device_peak,
+    reference,
+    step_flops,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"

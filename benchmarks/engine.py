@@ -27,9 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 def prepare(folder: Path, width: int, layers: int, row_length: int, tokens: int) -> Path:
     """Rows of the sample corpus and a recipe over them."""
     from data_prep.__main__ import main
+    from evaluation.demo import write_sample
 
     corpus, tokenizer, rows = folder / "corpus.jsonl", folder / "tokenizer", folder / "rows"
-    assert main(["sample", str(corpus), "--documents", "3000", "--seed", "1"]) == 0
+    write_sample(str(corpus), count=3000, seed=1)
     assert main(["tokenizer", str(corpus), "--vocab-size", "4096", "--out", str(tokenizer)]) == 0
     build = ["--tokenizer", str(tokenizer), "--out", str(rows), "--row-length", str(row_length)]
     assert main(["build", str(corpus), *build]) == 0
@@ -64,8 +65,9 @@ def _timed_training(argv: list[str], out: str) -> int:
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     from command_line import run
-    from pipeline.data import loader as data
     from pipeline import train
+    from pipeline.data import Loader
+    from pipeline.run import PhaseRun
 
     spent: dict[str, list[float]] = {"arithmetic": [], "loader": [], "step": []}
     within: list[float] = [0.0]
@@ -83,7 +85,7 @@ def _timed_training(argv: list[str], out: str) -> int:
 
     for name in ("forward", "backward", "step"):
         clocked(name)
-    steps, last = data.Loader.steps, [0.0]
+    steps, last = Loader.steps, [0.0]
 
     def timed_steps(self: Any, *arguments: Any) -> Any:
         for step in steps(self, *arguments):
@@ -92,17 +94,17 @@ def _timed_training(argv: list[str], out: str) -> int:
             yield step
 
     asked = [0.0]
-    agree = train.agree_on_step
+    next_step = PhaseRun.next_step
 
-    def timed_agree(*arguments: Any) -> Any:
+    def timed_next_step(self: Any) -> Any:
         now = time.perf_counter()
         if last[0]:
             spent["step"].append(now - last[0])
             spent["arithmetic"].append(within[0])
         last[0], within[0], asked[0] = now, 0.0, now
-        return agree(*arguments)
+        return next_step(self)
 
-    data.Loader.steps, train.agree_on_step = timed_steps, timed_agree
+    Loader.steps, PhaseRun.next_step = timed_steps, timed_next_step  # type: ignore[method-assign]
     code = run(train.main, argv)
     if os.environ["RANK"] == "0":
         Path(out).write_text(json.dumps(spent))
@@ -150,7 +152,7 @@ def stamped(argv: list[str]) -> int:
 
     from command_line import run
     from pipeline import train
-    from pipeline.engine.deepspeed_engine import Engine
+    from pipeline.engine import Engine
 
     stamps.append(("imports", stamps[-1][2], time.time()))
 
@@ -175,7 +177,7 @@ def stamped(argv: list[str]) -> int:
 
 
 def start(folder: Path) -> None:
-    from pipeline.ranks.agreement import free_port
+    from pipeline.ranks import free_port
 
     recipe = prepare(folder, width=128, layers=4, row_length=256, tokens=10_000)
     launcher = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port())]
@@ -201,12 +203,11 @@ def start(folder: Path) -> None:
 def checkpoint(folder: Path) -> None:
     from transformers import ModernBertConfig
 
-    from pipeline.engine.checkpoint import Checkpoint, State, save
-    from pipeline.ranks.agreement import Agreement
-    from pipeline.ranks.agreement import Ranks as Rank
-    from pipeline.model.encoder import Encoder
-    from pipeline.engine.deepspeed_engine import Engine, start_processes
-    from pipeline.recipe.file import load
+    from pipeline.engine import Checkpoint, Engine, State, save, start_processes
+    from pipeline.model import Encoder
+    from pipeline.ranks import Agreement
+    from pipeline.ranks import Ranks as Rank
+    from pipeline.recipe import load
 
     recipe = load(prepare(folder, width=128, layers=4, row_length=256, tokens=1000))
     import torch

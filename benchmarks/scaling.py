@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pipeline.run.stop_requests import SCRIPTS
+from pipeline.run import SCRIPTS
 
 ROW_LENGTH = 8192
 SHARD = 67_108_864  # bytes: data_prep's --shard-size default
@@ -91,8 +91,8 @@ def open_index(tokens: float, folder: Path) -> None:
     """In a process of its own, for its memory."""
     import numpy as np
 
-    from data_prep.rows.format import format as rows_module
-    from pipeline.data.loader import RowStream
+    from data_prep.rows import Rows, rows_digest
+    from pipeline.data import RowStream
 
     per_shard = SHARD // (ROW_LENGTH * 2 + 40)
     total = int(tokens / ROW_LENGTH / 0.99)
@@ -126,13 +126,13 @@ def open_index(tokens: float, folder: Path) -> None:
         "software": "0", "row_length": ROW_LENGTH, "packing": "synthetic", "split": None, "sources": [], "seed": 0,
         "tokenizer": {"name": "t", "digest": "0", "vocabulary": 50368, "special": {}, "roles": {}},
         "counts": {"documents": total, "pieces": total, "tokens": int(tokens), "rows": total, "dropped": {}},
-        "rows_digest": rows_module.rows_digest(whole),
+        "rows_digest": rows_digest(whole),
     }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
     del entries, whole
-    rows_module.Rows(_tiny(folder / "warm"))  # imports
+    Rows(_tiny(folder / "warm"))  # imports
     begin = time.perf_counter()
-    opened = rows_module.Rows(folder)
+    opened = Rows(folder)
     seconds = time.perf_counter() - begin
     begin = time.perf_counter()
     RowStream(np.asarray(opened.shard_rows), 42)[0]
@@ -145,7 +145,7 @@ def open_index(tokens: float, folder: Path) -> None:
 
 def _tiny(folder: Path) -> Path:
     """An index without shards."""
-    from data_prep.rows.format import rows_digest
+    from data_prep.rows import rows_digest
 
     folder.mkdir()
     (folder / "index.json").write_text('{"version": 2, "shards": []}')
@@ -160,7 +160,7 @@ def _tiny(folder: Path) -> Path:
 
 
 def store() -> None:
-    from data_prep.rows.shard_cache import Remote, Shard, ShardFiles
+    from data_prep.rows import Remote, Shard, ShardFiles
     from tests.services import object_store
 
     with tempfile.TemporaryDirectory() as folder, object_store(Path(folder)) as server:

@@ -13,7 +13,7 @@ export RECIPE RUN_DIR
 restart="${SLURM_RESTART_COUNT:-0}"
 echo "phase $PHASE: job $SLURM_JOB_ID, start $((restart + 1)), $SLURM_JOB_NUM_NODES nodes, $(date -u +%FT%TZ)"
 
-attempts() { in_env -- "$PYTHON" -m pipeline.attempts "$@"; }
+attempts() { in_env -- "$PYTHON" -m pipeline.slurm "$@"; }
 
 end_of_time() { # of this job, in seconds since 1970; SLURM before 23.02 does not tell the job
     local left
@@ -144,7 +144,7 @@ esac
 if [ -z "${SLURM_JOB_GPUS:-}${SLURM_GPUS_ON_NODE:-}${CUDA_VISIBLE_DEVICES:-}" ]; then
     echo "no GPUs were asked for (--gpus-per-node): training on CPUs"
 fi
-step="$(in_env -- "$PYTHON" -m pipeline.tasks srun)" || exit 1
+step="$(in_env -- "$PYTHON" -m pipeline.slurm srun)" || exit 1
 step_options=()
 if [ -n "$step" ]; then
     mapfile -t step_options <<<"$step"

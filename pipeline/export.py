@@ -17,11 +17,9 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from command_line import Failure, Parser, run
-from data_prep.rows.format import TOKENIZER
-from pipeline.model.batch import PackedBatch
-from pipeline.engine.checkpoint import Checkpoint
-from pipeline.model.encoder import Encoder
-from pipeline.model.hugging_face import TIED, save
+from data_prep.rows import TOKENIZER
+from pipeline.engine import Checkpoint
+from pipeline.model import Encoder, PackedBatch, write_model
 
 TOLERANCE = 1e-4  # largest difference of a logit, float32, against transformers
 
@@ -36,7 +34,7 @@ def export(checkpoint: Checkpoint, out: Path) -> Path:
     lineage = checkpoint.state.lineage
     weights = {name: checkpoint.tensor("weights", name) for name in checkpoint.names()}
     try:
-        save(checkpoint.config, weights, aside)
+        write_model(checkpoint.config, weights, aside)
         shutil.copytree(checkpoint.folder / TOKENIZER, aside, dirs_exist_ok=True)
         (aside / "lineage.json").write_text(json.dumps(lineage, indent=2) + "\n")
         (aside / "README.md").write_text(model_card(lineage), encoding="utf-8")
@@ -62,7 +60,7 @@ def check(folder: Path) -> None:
         ours.config.tie_word_embeddings
         and theirs.get_output_embeddings().weight is not theirs.get_input_embeddings().weight
     ):
-        raise Failure(f"transformers does not tie {TIED[1]} to {TIED[0]} in the export")
+        raise Failure(f"transformers does not tie {ours.family.output} to {ours.family.embeddings} in the export")
     ids = torch.arange(200, dtype=torch.int64) * 7919 % ours.config.vocab_size  # spread over the vocabulary
     documents = [ids[:150].tolist(), ids[150:].tolist()]
     batch = PackedBatch.from_documents(documents)
@@ -123,7 +121,7 @@ def _change(phase: dict[str, Any], key: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    from pipeline.run.folder import last_checkpoint
+    from pipeline.run import last_checkpoint
 
     parser = Parser(
         prog="python -m pipeline.export",

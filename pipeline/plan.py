@@ -19,20 +19,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import ModernBertConfig
 
 from command_line import Failure, Parser, UsageError, run
-from data_prep.rows.format import TOKENIZER, Rows, tokenizer_digest
-from pipeline.run.assemble import check_fit, compatible, open_streams, random_config
-from pipeline.data.node_cache import look_ahead
-from pipeline.ranks.agreement import Ranks
-from pipeline.model.encoder import Encoder
-from pipeline.engine.deepspeed_engine import accumulation, read_deepspeed_file
-from pipeline.model.flops import GPU_PEAK, attended_pairs
-from pipeline.model.hugging_face import half_window, local_folder, read_config
-from pipeline.recipe.schema import Recipe
-from pipeline.recipe.file import load
-from pipeline.run.folder import RunFolder, last_checkpoint
+from data_prep.rows import TOKENIZER, Rows, tokenizer_digest
+from pipeline.data import OBJECTIVES
+from pipeline.engine import accumulation, read_deepspeed_file
+from pipeline.model import GPU_PEAK, Config, Encoder, attended_pairs, family_of, local_folder, read_config
+from pipeline.ranks import Ranks
+from pipeline.recipe import Recipe, load
+from pipeline.run import RunFolder, check_fit, compatible, last_checkpoint, look_ahead, open_streams, random_config
 from pipeline.status import duration
 
 UTILIZATION = 0.25  # of the GPU's peak that training is assumed to reach; metrics.jsonl has the real one
@@ -82,14 +77,14 @@ class Gpu:
     memory: float  # bytes
 
 
-def parameters_of(config: ModernBertConfig, multiple: int | None) -> int:
+def parameters_of(config: Config, multiple: int | None) -> int:
     with torch.device("meta"):
         encoder = Encoder(config, "sdpa", multiple)
     return sum(parameter.numel() for parameter in encoder.parameters())
 
 
 def memory(
-    recipe: Recipe, config: ModernBertConfig, parameters: int, ranks: int, stage: int, gpu: bool, row_length: int
+    recipe: Recipe, config: Config, parameters: int, ranks: int, stage: int, gpu: bool, row_length: int
 ) -> dict[str, float]:
     """Bytes of a rank. Model state is exact by ZeRO stage; activations are those that the backward needs, within a third."""
     half = recipe.precision == "bf16" or (recipe.precision == "auto" and gpu)
@@ -119,13 +114,13 @@ def memory(
     }
 
 
-def flops_per_token(config: ModernBertConfig, document: float, causal: bool, labelled: float) -> float:
+def flops_per_token(config: Config, document: float, causal: bool, labelled: float) -> float:
     """Forward and backward, for documents of that mean length of which a share is labelled (see `flops.step_flops`)."""
-    size, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    family, size, layers = family_of(config), config.hidden_size, config.num_hidden_layers
     one = np.array([max(1, round(document))])
-    pairs = sum(attended_pairs(one, causal, half_window(config, layer)) for layer in range(layers)) / int(one[0])
+    pairs = sum(attended_pairs(one, causal, family.half_window(config, layer)) for layer in range(layers)) / int(one[0])
     head = 2 * labelled * (size * size + size * config.vocab_size)
-    return 3 * (2 * layers * (4 * size * size + 3 * size * inner) + 4 * size * pairs + head)
+    return 3 * (2 * layers * family.layer_weights(config) + 4 * size * pairs + head)
 
 
 def make_plan(recipe: Recipe, ranks: int, gpu: bool, cache: Path) -> tuple[Plan, list[Rows], str | None]:
@@ -161,14 +156,14 @@ def make_plan(recipe: Recipe, ranks: int, gpu: bool, cache: Path) -> tuple[Plan,
         checkpoint=CHECKPOINT * parameters,
         disk=parameters * (CHECKPOINT * (kept + len(recipe.phases)) + EXPORT * exports),
         flops_per_token=[
-            flops_per_token(config, document, phase.objective == "clm", phase.mask_rate or 1.0)
+            flops_per_token(config, document, OBJECTIVES[phase.objective].causal, phase.mask_rate or 1.0)
             for phase in recipe.phases
         ],
     )
     return plan, everything, commit
 
 
-def _model(recipe: Recipe, everything: list[Rows]) -> tuple[ModernBertConfig, str | None]:
+def _model(recipe: Recipe, everything: list[Rows]) -> tuple[Config, str | None]:
     """Its config, without its weights, and the hub's commit; its tokenizer is compared with the rows'."""
     tokenizer = everything[0].manifest.tokenizer
     if recipe.start is not None:

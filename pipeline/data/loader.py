@@ -1,118 +1,25 @@
-"""The row stream: an order of rows that is ours and pure, and the loader that turns a step of it into packed batches.
+"""The loader: one rank's steps of the row stream, as packed batches.
 
-Stream position g lies in epoch g // N and is row order(data_seed, epoch)[g mod N]. Step k of a phase that begins at
-position p takes positions p + k * rows to p + (k + 1) * rows, across epoch ends, and the ranks take slices of
-the step. The loader's whole state is one integer, the position. Resume, twins, mixing and masks follow from it.
+Step k of a phase that begins at stream position p takes positions p + k * rows to p + (k + 1) * rows, across epoch ends,
+and the ranks take slices of the step. The loader's whole state is one integer, the position.
 """
 
-import hashlib
-import json
-import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import TypeVar
+from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from data_prep.rows.format import Row, Rows, is_url
-from pipeline.model.batch import PackedBatch
-from pipeline.ranks.agreement import Ranks
+from data_prep.rows import is_url
+from pipeline.data.background import POLL, in_background, result_unless
 from pipeline.data.objectives import LabelledRow, Objective, Vocabulary, label, pack
+from pipeline.data.row_order import MixedRows
+from pipeline.model import PackedBatch
+from pipeline.ranks import Ranks
 
-T = TypeVar("T")
-SHUFFLE_BLOCK = 1 << 16  # rows: shuffled across that many neighbours, so that look-ahead touches few shards
 AHEAD_ROWS = 4096  # of a rank whose shards are fetched before their turn, where the rows are at a URL
-POLL = 0.5  # seconds between two questions whether to stop, while rows are waited for
-CYCLE = 1000  # positions of a mix in which each source has exactly its share, rounded to a thousandth
-
-
-class RowStream:
-    """Position to row index in one source; each row comes once an epoch, in an order new to each epoch."""
-
-    def __init__(self, shard_rows: NDArray[np.int64], data_seed: int) -> None:
-        self.size = int(shard_rows.sum())
-        self._shard_rows = shard_rows
-        self._seed = data_seed
-        self._order = lru_cache(maxsize=2)(self._make_order)  # a step may straddle two epochs
-
-    def _make_order(self, epoch: int) -> NDArray[np.int64]:
-        from streaming.base.shuffle import get_shuffle
-
-        # Its seed is seed + epoch, which would make epoch 1 of seed 42 epoch 0 of seed 43: spread the seeds.
-        spread = int(np.random.SeedSequence(self._seed).generate_state(1, np.uint32)[0])
-        block = max(SHUFFLE_BLOCK, 2 * int(self._shard_rows.max()))
-        return np.asarray(get_shuffle("py1e", self._shard_rows, 1, spread, epoch, block))
-
-    def __getitem__(self, position: int) -> int:
-        epoch, within = divmod(position, self.size)
-        return int(self._order(epoch)[within])
-
-
-class Mix:
-    """Position to (source, position in that source): pure, and exact in every cycle of 1,000 positions."""
-
-    def __init__(self, proportions: Sequence[float], data_seed: int) -> None:
-        shares = np.array(proportions, float) / sum(proportions) * CYCLE
-        self.counts = np.floor(shares).astype(int)
-        for source in np.argsort(self.counts - shares, kind="stable")[
-            : CYCLE - self.counts.sum()
-        ]:  # largest remainders
-            self.counts[source] += 1
-        self._seed = data_seed
-        self._cycle = lru_cache(maxsize=4)(self._make_cycle)
-
-    def _make_cycle(self, cycle: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each position in a cycle: its source, and how many of that source came before it in the cycle."""
-        sources = np.repeat(np.arange(len(self.counts)), self.counts)
-        np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, cycle]))).shuffle(sources)
-        before = np.zeros(CYCLE, np.int64)
-        for source in range(len(self.counts)):
-            mine = sources == source
-            before[mine] = np.arange(mine.sum())
-        return sources, before
-
-    def __getitem__(self, position: int) -> tuple[int, int]:
-        cycle, within = divmod(position, CYCLE)
-        sources, before = self._cycle(cycle)
-        source = int(sources[within])
-        return source, int(cycle * self.counts[source] + before[within])
-
-
-class MixedRows:
-    """One or more sources of rows as one stream; row ids count through the sources in the order of the recipe."""
-
-    def __init__(self, sources: Sequence[Rows], proportions: Sequence[float], data_seed: int) -> None:
-        self.sources = list(sources)
-        self._starts = np.cumsum([0, *(len(rows) for rows in sources)])
-        # Sources of equal size must not share an order: their seeds differ, the first one's is the recipe's own.
-        self._streams = [RowStream(rows.shard_rows, data_seed + i) for i, rows in enumerate(sources)]
-        self._mix = Mix(proportions, data_seed) if len(sources) > 1 else None
-        digests = [rows.manifest.rows_digest for rows in sources]
-        counts = [] if self._mix is None else self._mix.counts.tolist()
-        mixed = hashlib.sha256(json.dumps([digests, counts]).encode()).hexdigest()
-        self.digest: str = digests[0] if self._mix is None else mixed  # which rows, in which mix
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def row_id(self, position: int) -> int:
-        source, place = (0, position) if self._mix is None else self._mix[position]
-        return int(self._starts[source]) + self._streams[source][place]
-
-    def prefetch(self, row_ids: Iterable[int]) -> None:
-        """Rows that will be read soon."""
-        ids = np.fromiter(row_ids, np.int64)
-        for source, rows in enumerate(self.sources):
-            start, end = self._starts[source : source + 2]
-            rows.prefetch(ids[(ids >= start) & (ids < end)] - start)
-
-    def __getitem__(self, row_id: int) -> Row:
-        source = int(np.searchsorted(self._starts, row_id, side="right")) - 1
-        return self.sources[source][row_id - int(self._starts[source])]
 
 
 @dataclass(frozen=True)
@@ -193,25 +100,3 @@ class Loader:
             share = self.rows_per_step // self.ranks.world_size
             begin = position + self.ranks.rank * share
             self.rows.prefetch(self.rows.row_id(g) for g in range(begin, begin + share))
-
-
-def in_background(work: Callable[[], T]) -> Future[T]:
-    """`work` in a thread: a daemon, as a read that waits out an outage must not keep the process from ending."""
-    future: Future[T] = Future()
-
-    def carry_out() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=carry_out, name="loader", daemon=True).start()
-    return future
-
-
-def result_unless(stopping: Callable[[], bool], future: Future[T]) -> T | None:
-    """What the future comes to; None where `stopping` says so before, which is asked while there is nothing yet."""
-    while not wait([future], POLL).done:
-        if stopping():
-            return None
-    return future.result()

@@ -6,31 +6,30 @@ ordinary token with the mask rate; 80 % of the drawn become the mask token, 10 %
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.rows.format import Row, TokenizerInfo
-from pipeline.model.batch import PackedBatch
-from pipeline.model.dropout import token_keys
+from data_prep.rows import Row, TokenizerInfo
+from pipeline.model import PackedBatch, token_keys
 
 
 @dataclass(frozen=True)
 class Objective:
     """Of a phase or of the validation: all that decides labels, mask and dropout."""
 
-    kind: str  # "clm" or "mlm"
-    mask_rate: float = 0.0  # mlm only
+    kind: str  # a key of OBJECTIVES
+    mask_rate: float = 0.0  # of objectives that mask
     label: str = ""  # name of the phase: phases under the same seed draw different masks
     seed: int = 0
     dropout: bool = False
 
     @property
     def causal(self) -> bool:
-        return self.kind == "clm"
+        return OBJECTIVES[self.kind].causal
 
 
 @dataclass(frozen=True)
@@ -89,13 +88,26 @@ def mlm_labels(row: Row, mask_rate: float, vocabulary: Vocabulary, rng: np.rando
     return LabelledRow(inputs, row.lengths, positions, labels)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What an objective asks of the model and of the row. `labels` gets the row, mask rate, vocabulary and mask generator."""
+
+    causal: bool  # the attention mask
+    masks: bool  # it hides tokens, at the phase's mask rate
+    labels: Callable[[Row, float, Vocabulary, np.random.Generator], LabelledRow]
+
+
+# Of each name that a recipe may give a phase.
+OBJECTIVES = {
+    "clm": Kind(causal=True, masks=False, labels=lambda row, *_: clm_labels(row)),
+    "mlm": Kind(causal=False, masks=True, labels=mlm_labels),
+}
+
+
 def label(row: Row, objective: Objective, vocabulary: Vocabulary, position: int) -> LabelledRow:
     """The row at `position` of its stream, under `objective`."""
-    if objective.causal:
-        labelled = clm_labels(row)
-    else:
-        rng = generator(objective.seed, objective.label, position)
-        labelled = mlm_labels(row, objective.mask_rate, vocabulary, rng)
+    rng = generator(objective.seed, objective.label, position)
+    labelled = OBJECTIVES[objective.kind].labels(row, objective.mask_rate, vocabulary, rng)
     if not objective.dropout:
         return labelled
     return replace(labelled, dropout_keys=token_keys(objective.seed, objective.label, position, len(row.tokens)))

@@ -23,11 +23,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from command_line import Failure
-from data_prep.rows.format import TOKENIZER
-from pipeline.ranks.agreement import Agreement
+from data_prep.rows import TOKENIZER
 from pipeline.engine.deepspeed_engine import Engine
-from pipeline.model.hugging_face import read_config, write_config
 from pipeline.engine.zero_partitions import STATES
+from pipeline.model import read_config, write_config
+from pipeline.ranks import Agreement
 
 LATEST = "latest"
 KEPT = ".keep"  # in a checkpoint that retention leaves alone

@@ -6,41 +6,24 @@ micro-batch's sum is multiplied by both and divided by the count: the gradient i
 device, however the labels are spread.
 """
 
-import json
 import logging
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from command_line import Failure, Passing, UsageError
 from pipeline.engine import optimizer as optimizers
-from pipeline.model.batch import PackedBatch
-from pipeline.ranks.agreement import Ranks, rendezvous
-from pipeline.model.encoder import Encoder
-from pipeline.model.loss import LossModel
-from pipeline.recipe.schema import Recipe
-from pipeline.recipe.file import deepspeed_file
+from pipeline.engine.deepspeed_file import accumulation, read_deepspeed_file, resolve_precision
 from pipeline.engine.zero_partitions import STATES, Partitions
+from pipeline.model import Encoder, LossModel, PackedBatch
+from pipeline.ranks import Ranks, rendezvous
+from pipeline.recipe import Recipe
 
 PREFIX = "encoder."  # LossModel's, not part of a parameter's name
-
-# What a DeepSpeed file may not set: the recipe owns it.
-OWNED = {
-    "train_batch_size": "batch.rows",
-    "train_micro_batch_size_per_gpu": "batch.rows_per_device",
-    "gradient_accumulation_steps": "batch",
-    "optimizer": "optimizer",
-    "scheduler": "phases[].learning_rate",
-    "gradient_clipping": "optimizer.clip",
-    "bf16": "precision",
-    "fp16": "precision",
-    "torch_autocast": "precision",
-}
 
 
 def start_processes(ranks: Ranks, device: torch.device) -> None:
@@ -67,43 +50,6 @@ def start_processes(ranks: Ranks, device: torch.device) -> None:
             f"the ranks cannot meet at {place}: the port is taken, or the address cannot be reached; "
             "choose another (`deepspeed --master_port N`, or MASTER_ADDR and MASTER_PORT)"
         ) from None
-
-
-def accumulation(recipe: Recipe, ranks: Ranks) -> int:
-    """Micro-batches of a step on each rank; UsageError where the global batch does not divide."""
-    rows, per_device = recipe.batch.rows, recipe.batch.rows_per_device
-    if rows % (per_device * ranks.world_size):
-        raise UsageError(
-            f"batch: rows {rows} cannot be divided over {ranks.world_size} ranks x rows_per_device {per_device}; "
-            "change one of them so that it can"
-        )
-    return rows // (per_device * ranks.world_size)
-
-
-def read_deepspeed_file(recipe: Recipe) -> dict[str, Any]:
-    """The DeepSpeed file, with its ZeRO stage checked and float32 gradient accumulation demanded."""
-    name = recipe.engine.deepspeed
-    try:
-        config: dict[str, Any] = json.loads(deepspeed_file(recipe).read_text())
-    except OSError:
-        raise UsageError(f"engine.deepspeed: {name} cannot be read") from None
-    except ValueError:
-        raise UsageError(f"engine.deepspeed: {name} is not JSON") from None
-    for key in config:
-        if key in OWNED:
-            raise UsageError(f"engine.deepspeed: {name} sets {key}, which the recipe owns: {OWNED[key]}")
-    if config.get("zero_optimization", {}).get("stage") not in (0, 1, 2, 3):
-        raise UsageError(f"engine.deepspeed: {name} must set zero_optimization.stage to 0, 1, 2 or 3")
-    if config.get("data_types", {}).get("grad_accum_dtype") != "fp32":
-        # DeepSpeed's default is the model's dtype, in which long accumulation drifts.
-        raise UsageError(f'engine.deepspeed: {name} must set data_types.grad_accum_dtype to "fp32"')
-    return config
-
-
-def resolve_precision(recipe: Recipe, device: torch.device) -> str:
-    if recipe.precision != "auto":
-        return recipe.precision
-    return "bf16" if device.type == "cuda" else "float32"
 
 
 class Engine:
@@ -145,7 +91,7 @@ class Engine:
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=model, optimizer=built, config=config)
         if self.stage == 3:
             # Used in LossModel's own forward, not in the forward of the module that owns them.
-            for weight in {encoder.output_weight, encoder.decoder.bias} - {None}:
+            for weight in {encoder.output_weight, encoder.output_bias} - {None}:
                 deepspeed.zero.register_external_parameter(model, weight)
         self._state = Partitions(self._optimizer, self.stage, self.parameters, ranks, device)
         self._frozen: set[str] = set()
@@ -159,7 +105,7 @@ class Engine:
         return encoder
 
     def freeze(self, groups: Collection[str]) -> None:
-        """Hold the weights of these groups (see `optimizer.group_of`) from now on; their gradients are 0, in the norm too."""
+        """Hold the weights of these groups (names as `optimizer.group_of` gives them) from now on; their gradients are 0, in the norm too."""
         self._frozen = {name for name in self.parameters if optimizers.group_of(name) in groups}
         self._frozen_groups = set(groups)
 

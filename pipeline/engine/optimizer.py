@@ -7,6 +7,7 @@ Freezing is learning rate 0 on a group and gradients of 0, never `requires_grad`
 moving the weights at stages 1 and 2, and stage 3 would crash.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,10 +19,10 @@ from pipeline.recipe import schema as recipe
 
 def group_of(name: str) -> str:
     """What a parameter belongs to, by its Hugging Face name: a layer's number, "embeddings" (with the decoder) or "head"."""
-    parts = name.split(".")
-    if parts[:2] == ["model", "layers"]:
-        return parts[2]
-    return "embeddings" if parts[:2] == ["model", "embeddings"] or parts[0] == "decoder" else "head"
+    layer = re.search(r"\.layers?\.(\d+)\.", name)
+    if layer:
+        return layer[1]
+    return "embeddings" if re.search(r"(^|\.)(embeddings|decoder)\.", name) else "head"
 
 
 def decays(parameter: Tensor) -> bool:
@@ -32,7 +33,7 @@ def decays(parameter: Tensor) -> bool:
 def build(
     parameters: Iterable[tuple[str, torch.nn.Parameter]], settings: recipe.Optimizer, fused: bool
 ) -> torch.optim.Optimizer:
-    """The optimizer that DeepSpeed partitions. Its learning rates are written each step: 0 until then."""
+    """The optimizer that DeepSpeed partitions. Its learning rates are 0 until a step writes them."""
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in parameters:
         decay = decays(parameter)

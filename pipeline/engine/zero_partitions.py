@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.ranks.agreement import Ranks
 from pipeline.engine.optimizer import Piece, StableAdamW
+from pipeline.ranks import Ranks
 
 STATES = ("exp_avg", "exp_avg_sq")
 

@@ -8,10 +8,9 @@ from functools import cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import ModernBertConfig
 
 from pipeline.model.batch import PackedBatch
-from pipeline.model.hugging_face import half_window
+from pipeline.model.families import Config, family_of
 
 # Dense bf16 FLOP/s from the makers' data sheets; the first name whose words the device's name contains counts.
 GPU_PEAK = {
@@ -44,15 +43,15 @@ def attended_pairs(lengths: NDArray[np.integer], causal: bool, half_window: int 
     return int((n + side * (1 if causal else 2)).sum())
 
 
-def step_flops(config: ModernBertConfig, batches: Sequence[PackedBatch], causal: bool) -> int:
+def step_flops(config: Config, batches: Sequence[PackedBatch], causal: bool) -> int:
     """Of forward and backward (twice the forward); a multiply-add is 2. Recomputation is not counted."""
-    size, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    windows = [half_window(config, layer) for layer in range(layers)]
+    family, size, layers = family_of(config), config.hidden_size, config.num_hidden_layers
+    windows = [family.half_window(config, layer) for layer in range(layers)]
     forward = 0
     for batch in batches:
         lengths = np.diff(batch.cu_seqlens.numpy())
         pairs = {window: attended_pairs(lengths, causal, window) for window in set(windows)}
-        forward += 2 * batch.tokens * layers * (4 * size * size + 3 * size * inner)
+        forward += 2 * batch.tokens * layers * family.layer_weights(config)
         forward += 4 * size * sum(pairs[window] for window in windows)
         forward += 2 * len(batch.labels) * (size * size + size * config.vocab_size)
     return 3 * forward

@@ -121,6 +121,6 @@ class LossModel(nn.Module):
     def forward(self, batch: PackedBatch, causal: bool) -> Tensor:
         """Sum, not mean: the count that divides it is the whole step's, over all ranks (see `engine`)."""
         encoder = self.encoder
-        hidden = encoder.head(encoder(batch, causal)[batch.label_positions])
-        weight, bias = encoder.output_weight, encoder.decoder.bias
+        hidden = encoder.before_logits(encoder(batch, causal)[batch.label_positions])
+        weight, bias = encoder.output_weight, encoder.output_bias
         return linear_cross_entropy(hidden, weight, bias, batch.labels, encoder.config.vocab_size, self.z_loss)

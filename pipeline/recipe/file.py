@@ -7,10 +7,10 @@ import yaml
 from pydantic import ValidationError
 
 from command_line import UsageError
-from data_prep.rows.format import is_url
+from data_prep.rows import is_url
 from pipeline.recipe.schema import TAGS, OwnData, Recipe, Sources, Validation
 
-INSTALLED = Path(__file__).resolve().parent.parent
+INSTALLED = Path(__file__).resolve().parents[2]
 
 
 def _override(tree: dict[str, Any], assignment: str) -> None:

@@ -1,18 +1,21 @@
 """The recipe: one YAML file is one run. Strict: an unknown key, an impossible value or an option without effect is an error.
 
-`Recipe` is what the rest of the pipeline sees (`recipe_file.load` reads it); `numbers` is the part that decides the results
-and may not change when a run goes on. Token counts are in tokens, learning rates as the optimizer sees them.
+`Recipe` is what the rest of the pipeline sees (`file.load` reads it). Token counts are in tokens, learning rates as the
+optimizer sees them.
 """
 
 import difflib
 import math
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from data_prep.rows.format import is_url
+from data_prep.rows import is_url
+from pipeline.data import OBJECTIVES
+from pipeline.model import BACKENDS
 
 ONE_SOURCE = "give either init (a folder or hub name) or config (ModernBertConfig fields for random weights)"
 
@@ -53,6 +56,17 @@ def _bytes(value: Any) -> Any:
     )
 
 
+def _one_of(names: Iterable[str]) -> Callable[[str], str]:
+    known = list(names)
+
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"must be {', '.join(known[:-1])} or {known[-1]}")
+        return name
+
+    return check
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]  # a number, or such as "200gb"; powers of 1,000
 Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=1 << 63)]
 
@@ -77,7 +91,7 @@ class Model(Strict):
     init: str | None = None  # folder or hub name; null: random weights from `config`
     revision: str | None = None
     config: dict[str, Any] | None = None  # ModernBertConfig fields, when init is null
-    attention: Literal["auto", "flash", "torch_varlen", "sdpa"] = "auto"
+    attention: Annotated[str, AfterValidator(_one_of(("auto", *BACKENDS)))] = "auto"
     vocab_multiple: Count | None = None  # pad the vocabulary to a multiple while training; the export undoes it
     dropout: bool = False  # train with the config's embedding_dropout and mlp_dropout, which are refused otherwise
 
@@ -133,7 +147,7 @@ class Data(Strict):
 
 
 class LearningRate(Strict):
-    """`pipeline.schedule.learning_rate` gives the formula of each shape."""
+    """`schedule.learning_rate` gives the formula of each shape."""
 
     peak: Real
     shape: Literal["constant", "linear", "cosine", "one_minus_sqrt"] = "constant"
@@ -155,7 +169,7 @@ class LearningRate(Strict):
 
 class Phase(Strict):
     name: str
-    objective: Literal["clm", "mlm"]  # the causal mask and the labels both follow from this
+    objective: Annotated[str, AfterValidator(_one_of(OBJECTIVES))]  # the causal mask and the labels follow from this
     tokens: Count
     learning_rate: LearningRate
     mask_rate: Share | None = None  # of an mlm phase
@@ -173,10 +187,11 @@ class Phase(Strict):
             raise ValueError(
                 "name must be letters, digits, _ and -, for it names a folder of the run; and not logs or tensorboard"
             )
-        if self.objective == "clm" and self.mask_rate is not None:
-            raise ValueError("mask_rate has no effect with objective clm; remove it")
-        if self.objective == "mlm" and self.mask_rate is None:
-            raise ValueError("an mlm phase needs a mask_rate, such as 0.15")
+        masks = OBJECTIVES[self.objective].masks
+        if not masks and self.mask_rate is not None:
+            raise ValueError(f"mask_rate has no effect with objective {self.objective}; remove it")
+        if masks and self.mask_rate is None:
+            raise ValueError(f"an {self.objective} phase needs a mask_rate, such as 0.15")
         frozen_groups(self.frozen_layers)
         if self.learning_rate.warmup_tokens >= self.tokens:
             raise ValueError(
@@ -186,7 +201,7 @@ class Phase(Strict):
 
 
 def frozen_groups(entries: list[str | int]) -> set[str]:
-    """Names of parameter groups (`optimizer.group_of`) for a recipe's frozen_layers."""
+    """Names of parameter groups (`engine.optimizer.group_of`) for a recipe's frozen_layers."""
     groups: set[str] = set()
     for entry in entries:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(entry))
@@ -313,33 +328,5 @@ class Recipe(Strict):
         return self
 
 
-# What may change when a run goes on: it moves work around, not results.
-FREE = {"data", "engine", "checkpoints", "logging", "faults", "card", "start"}
-
-
-def numbers(recipe: Recipe) -> dict[str, Any]:
-    """The part of the recipe that decides the results, as plain values (rows are compared by digest, elsewhere)."""
-    decisive = recipe.model_dump(mode="json", exclude=FREE)
-    del decisive["model"]["attention"], decisive["batch"]["rows_per_device"]
-    for phase in decisive["phases"]:
-        if isinstance(phase["data"], dict):
-            phase["data"] = "own"
-    return decisive
-
-
 def locations(sources: Sources) -> list[str]:
     return [sources] if isinstance(sources, str) else [source.rows for source in sources]
-
-
-def first_difference(old: Any, new: Any, path: str = "") -> str | None:
-    """Dotted key at which two plain values first differ, or None."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(k for k in new if k not in old)]:
-            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
-            if found:
-                return found
-        return None
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        pairs = enumerate(zip(old, new, strict=True))
-        return next((d for i, (a, b) in pairs if (d := first_difference(a, b, f"{path}.{i}"))), None)
-    return None if old == new else path

@@ -13,7 +13,7 @@ from types import TracebackType
 import torch
 
 from command_line import Failure, Passing
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe import Recipe
 
 HISTORY = 100  # steps that medians and spikes are judged by
 

@@ -13,12 +13,11 @@ import torch
 import yaml
 
 from command_line import Failure, Passing, UsageError, describe
-from data_prep.rows.format import software
-from pipeline.slurm.next_attempt import STOP_CLEARED
-from pipeline.engine.checkpoint import LATEST, Checkpoint, latest, write_aside
-from pipeline.ranks.agreement import Ranks
-from pipeline.recipe.schema import Recipe, first_difference, numbers
-from pipeline.recipe.file import parse
+from data_prep.rows import software
+from pipeline.engine import LATEST, Checkpoint, latest, write_aside
+from pipeline.ranks import Ranks
+from pipeline.recipe import Recipe, first_difference, numbers, parse
+from pipeline.slurm import STOP_CLEARED
 
 STOP = "STOP"
 DONE = "DONE"

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from command_line import Failure
-from pipeline.engine.checkpoint import State, write_aside
+from pipeline.engine import State, write_aside
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:

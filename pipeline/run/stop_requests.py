@@ -1,9 +1,7 @@
 """Requests to stop: a signal, the file RUN/STOP, the end of the job's time, a launcher that is gone. Polled, never handled.
 
-SIGUSR2 and SIGTERM are blocked before anything heavy is imported: a signal that comes during start-up or a save waits
-instead of killing the process, threads and children inherit the mask, and `sigpending` says at each step whether one has
-come. NCCL catches SIGUSR1 itself, hence SIGUSR2. A signal to the pid of the `deepspeed` launcher kills the launcher alone:
-its ranks see that it is gone, and stop.
+The signals are blocked from the start (`command_line.block_stop_signals`), and `sigpending` says at each step whether one
+has come. A signal to the pid of the `deepspeed` launcher kills the launcher alone: its ranks see that it is gone, and stop.
 """
 
 import os
@@ -12,16 +10,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-SIGNALS = {signal.SIGUSR2, signal.SIGTERM}
+from command_line import STOP_SIGNALS
+
 END_TIME = ("CLM_DETOUR_END_TIME", "SLURM_JOB_END_TIME")  # seconds since 1970; the first that is set counts
 
 SCRIPTS = (
     90.0  # seconds that launch/phase.sh may need after the ranks: to clean up on each node, to queue the job again
 )
-
-
-def block() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 class StopRequests:
@@ -38,7 +33,7 @@ class StopRequests:
         self._save, self._step = max(self._save, save), max(self._step, step)
 
     def pending(self) -> bool:
-        signalled = bool(signal.sigpending() & SIGNALS)
+        signalled = bool(signal.sigpending() & STOP_SIGNALS)
         late = self._end is not None and time.time() >= self._end - (self._step + 3 * self._save + SCRIPTS)
         return signalled or late or any(_started(pid) != started for pid, started in self._launchers)
 

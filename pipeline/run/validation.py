@@ -5,13 +5,12 @@ from functools import partial
 
 import numpy as np
 
-from data_prep.rows.format import Rows
-from pipeline.model.batch import PackedBatch
-from pipeline.data.loader import in_background, result_unless
-from pipeline.ranks.agreement import Agreement, failures, raise_together
-from pipeline.engine.deepspeed_engine import Engine
-from pipeline.data.objectives import Objective, Vocabulary, label, pack
-from pipeline.recipe.schema import Recipe
+from data_prep.rows import Rows
+from pipeline.data import Objective, Vocabulary, in_background, label, pack, result_unless
+from pipeline.engine import Engine
+from pipeline.model import PackedBatch
+from pipeline.ranks import Agreement, failures, raise_together
+from pipeline.recipe import Recipe
 
 
 class Validation:

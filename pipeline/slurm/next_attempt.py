@@ -1,23 +1,22 @@
 """What a SLURM job does next: asked by launch/phase.sh before and after the ranks run.
 
-    python -m pipeline.attempts begin RUN PHASE      prints go | done | stopped; exit 1 after too many attempts in vain
-    python -m pipeline.attempts end RUN PHASE CODE   prints done | again | stopped | failed; CODE is srun's
+    python -m pipeline.slurm begin RUN PHASE      prints go | done | stopped; exit 1 after too many attempts in vain
+    python -m pipeline.slurm end RUN PHASE CODE   prints done | again | stopped | failed; CODE is srun's
 
 srun's exit code alone says little: it is the highest of the tasks', and a task that is killed while its neighbours leave
 makes it another. DONE, RUN/STOP and the records of this start (`RunFolder.mark_stopped`, `mark_failed`) decide: it goes on
-after a stop, and after a failure of a cause that may pass (`errors.Passing`). No torch is imported.
+after a stop, and after a failure of a cause that may pass (`Passing`). No torch is imported.
 """
 
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from command_line import Failure, UsageError, run
+from command_line import Failure, UsageError
 
 STOP_CLEARED = "CLM_DETOUR_STOP_CLEARED"  # set: a RUN/STOP was removed when this job was submitted, or at its start
 LIMIT = 5  # attempts in a row without a new token; CLM_DETOUR_ATTEMPTS changes it
@@ -97,9 +96,5 @@ def main(argv: list[str]) -> int:
     elif len(argv) == 4 and argv[0] == "end" and argv[3].isdigit():
         print(end(Path(argv[1]), argv[2], int(argv[3]), os.environ))
     else:
-        raise UsageError("python -m pipeline.attempts begin RUN PHASE | end RUN PHASE CODE")
+        raise UsageError("python -m pipeline.slurm begin RUN PHASE | end RUN PHASE CODE")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run(main))

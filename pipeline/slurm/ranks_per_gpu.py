@@ -1,7 +1,7 @@
 """How many ranks a SLURM job runs: one a GPU; without GPUs as many as there are tasks. Asked by launch/, without torch.
 
-    python -m pipeline.tasks submit OPTION...   options of sbatch: prints `ranks N`, and `option X` for each that is missing
-    python -m pipeline.tasks srun               in a batch script: prints the options that srun needs, one a line
+    python -m pipeline.slurm submit OPTION...   options of sbatch: prints `ranks N`, and `option X` for each that is missing
+    python -m pipeline.slurm srun               in a batch script: prints the options that srun needs, one a line
 
 SLURM does not tie tasks to GPUs: `--gpus-per-node=4` alone starts one task a node, and three GPUs idle in silence.
 Where the job gave no number of tasks it follows from the GPUs; where both were given and disagree, it is an error.
@@ -9,10 +9,9 @@ Where the job gave no number of tasks it follows from the GPUs; where both were 
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 
-from command_line import Failure, Parser, UsageError, run
+from command_line import Failure, Parser, UsageError
 
 
 def planned(options: Sequence[str]) -> tuple[int, list[str]]:
@@ -92,9 +91,5 @@ def main(argv: list[str]) -> int:
         for option in srun_options(os.environ):
             print(option)
     else:
-        raise UsageError("python -m pipeline.tasks submit OPTION... | srun")
+        raise UsageError("python -m pipeline.slurm submit OPTION... | srun")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run(main))

@@ -257,8 +257,8 @@ def test_stops_failures_and_a_cluster_that_forbids_requeueing(site: Site) -> Non
 # In place of Python: ranks that stop at once, and a run that is done when a successor begins.
 RANKS = """#!/usr/bin/env bash
 case "$*" in
-*attempts\\ begin*) if [ -n "${CLM_DETOUR_CHAIN:-}" ]; then echo done; else echo go; fi ;;
-*attempts\\ end*) echo again ;;
+*slurm\\ begin*) if [ -n "${CLM_DETOUR_CHAIN:-}" ]; then echo done; else echo go; fi ;;
+*slurm\\ end*) echo again ;;
 *train.py*) echo "rank $SLURM_PROCID of $SLURM_NTASKS"; exit 75 ;;
 *) exec %s "$@" ;;
 esac

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Failure, UsageError
+from command_line.failures import Failure, UsageError
 from pipeline import plan
 from pipeline.model.flops import GPU_PEAK
 from pipeline.plan import GPU_MEMORY, _gpu, main

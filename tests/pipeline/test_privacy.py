@@ -21,8 +21,8 @@ def _written(folder: Path, but: tuple[str, ...]) -> str:
 def test_nothing_of_the_corpus_stands_outside_the_rows(
     recipe: Callable[..., Path], tokenizer: Path, corpus: Path, tmp_path: Path, capfd
 ) -> None:
+    from command_line.command import run as run_command
     from data_prep.__main__ import main
-    from command_line import run as run_command
 
     text, identity, name = CANARIES
     documents = [json.loads(line)["text"] for line in corpus.read_text().splitlines()[:200]]
