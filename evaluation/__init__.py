@@ -1,1 +1,1 @@
-"""What a run is worth: reports now; fine-tuning on tasks, significance and layer similarity beside them."""
+"""What a run is worth: reports that compare runs, and the demo."""

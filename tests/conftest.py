@@ -27,7 +27,7 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """800 invented case reports."""
-    from data_prep.__main__ import main
+    from evaluation.__main__ import main
 
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     assert main(["sample", str(path), "--documents", "800", "--seed", "3"]) == 0

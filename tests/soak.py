@@ -28,12 +28,13 @@ WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2, None)  # None: RUN/STOP
 def prepare(out: Path) -> Path:
     """Corpus, tokenizer, rows and a recipe of 30 and 10 steps, once."""
     from data_prep.__main__ import main
+    from evaluation.demo import write_sample
 
     corpus, tokenizer, rows, path = out / "corpus.jsonl", out / "tokenizer", out / "rows", out / "recipe.yaml"
     if not path.exists():
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        assert main(["sample", str(corpus), "--documents", "800", "--seed", "3"]) == 0
+        write_sample(str(corpus), count=800, seed=3)
         assert main(["tokenizer", str(corpus), "--vocab-size", "600", "--out", str(tokenizer)]) == 0
         build = ["--tokenizer", str(tokenizer), "--out", str(rows), "--row-length", "128", "--validation", "0.05"]
         assert main(["build", str(corpus), *build]) == 0

@@ -1,18 +1,13 @@
-"""A case told in English: each part of a report has several wordings, and some parts are left out at times."""
-
-from __future__ import annotations
+"""A case told in English. Each part of a report has several wordings; some parts are left out at random."""
 
 from random import Random
-from typing import TYPE_CHECKING
 
+from evaluation.demo.case import Case
 from evaluation.demo.medical_facts import SPECIALTIES
-
-if TYPE_CHECKING:
-    from evaluation.demo.corpus import Case
 
 
 def english(case: Case, random: Random) -> str:
-    """One report of about 60 to 300 words, as prose or under headings."""
+    """Return one report of about 60 to 300 words, as prose or under headings."""
     parts = [
         ("Presentation", _opening(case, random)),
         ("History", _history(case, random)),
@@ -31,7 +26,7 @@ def english(case: Case, random: Random) -> str:
 
 
 def listed(items: list[str]) -> str:
-    """a, b and c"""
+    """Join the items: a, b and c."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
@@ -40,7 +35,7 @@ def capital(text: str) -> str:
 
 
 def with_article(noun: str) -> str:
-    """a or an by the first letter, which serves for ages too (an 80-year-old)."""
+    """Put "a" or "an" before the noun by its first letter. Ages work too: an 80-year-old."""
     return f"{'an' if noun[0] in 'aeioAEIO8' or noun.startswith(('11', '18')) else 'a'} {noun}"
 
 

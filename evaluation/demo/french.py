@@ -1,18 +1,13 @@
-"""A case told in French; the counterpart of `sample_english`, with articles and agreement made from the gender of the facts."""
-
-from __future__ import annotations
+"""A case told in French, as `english` tells it. Articles and agreement follow from the gender that the facts carry."""
 
 from random import Random
-from typing import TYPE_CHECKING
 
+from evaluation.demo.case import Case
 from evaluation.demo.medical_facts import SPECIALTIES
-
-if TYPE_CHECKING:
-    from evaluation.demo.corpus import Case
 
 
 def french(case: Case, random: Random) -> str:
-    """One report of about 60 to 300 words, as prose or under headings."""
+    """Return one report of about 60 to 300 words, as prose or under headings."""
     parts = [
         ("Motif", _opening(case, random)),
         ("Antécédents", _history(case, random)),
@@ -31,12 +26,12 @@ def french(case: Case, random: Random) -> str:
 
 
 def bare(noun: str) -> str:
-    """The word without its gender: "f fièvre" -> "fièvre"."""
+    """Drop the gender: "f fièvre" -> "fièvre"."""
     return noun.partition(" ")[2]
 
 
 def elides(word: str) -> bool:
-    """Does the word take l' and d'? Acronyms read letter by letter (HbA1c) begin with a vowel sound too."""
+    """Say whether the word takes l' and d'. Acronyms that are spelt out (HbA1c) begin with a vowel sound too."""
     return word[0].lower() in "aeéèêiîoôœuh"
 
 
@@ -55,7 +50,7 @@ def a(noun: str) -> str:
 
 
 def of(word: str) -> str:
-    """de or d' before a word without article: de fièvre, d'asthme."""
+    """de or d' before a word without an article: de fièvre, d'asthme."""
     return f"d'{word}" if elides(word) else f"de {word}"
 
 

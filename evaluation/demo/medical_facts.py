@@ -1,7 +1,7 @@
-"""The small medical world of the sample corpus: which symptoms, test, finding, drugs and laboratory value go with a disease.
+"""The small medical world of the sample corpus: the symptoms, test, finding, drugs and laboratory value of each disease.
 
-Real generic names, put together simply enough for a small model to learn; not a source of medical knowledge. French words
-carry their gender as "f " or "m " (plural "fp ", "mp "), from which `sample` makes articles.
+The names are real generic names. Their combinations are simple, so that a small model can learn them; they are no source of
+medical knowledge. French words carry their gender as "f " or "m " (plural "fp ", "mp "); `french` makes articles from it.
 """
 
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ vitaminD; vitamin D; f vitamine D; nmol/L; 12-30; 75-120; 0
 leucocytes; white cell count; m taux de leucocytes; G/L; 17-96; 5-9; 1
 """
 
-# English; French with gender; specialty; symptoms; test; finding; first drug; second drug; lab. Slashes part English from French.
+# English; French with gender; specialty; symptoms; test; finding; first drug; second drug; lab. A slash parts English from French.
 DISEASES = """
 heart failure; f insuffisance cardiaque; heart; exertional dyspnoea, ankle swelling, orthopnoea, fatigue; echocardiography/f échocardiographie; a reduced ejection fraction/une fraction d'éjection réduite; furosemide/furosémide; bisoprolol; NTproBNP
 atrial fibrillation; f fibrillation atriale; heart; palpitations, dizziness, fatigue; an electrocardiogram/m électrocardiogramme; an irregular rhythm without P waves/un rythme irrégulier sans onde P; apixaban; amiodarone; rate
@@ -215,7 +215,7 @@ class Disease:
     drug: tuple[str, str]  # the right answer to "treated with [MASK] for DISEASE"
     second_drug: tuple[str, str]
     lab: Lab | None
-    sex: str | None  # "m" or "f" where only one sex has it
+    sex: str | None  # "m" or "f" if only one sex has the disease
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -229,7 +229,7 @@ def _range(text: str) -> tuple[float, float]:
 
 
 def symptoms() -> dict[str, str]:
-    """English -> French with gender."""
+    """Map each symptom from English to French with its gender."""
     entries = [entry.split("; ") for line in SYMPTOMS.strip().splitlines() for entry in line.split("|")]
     return {english.strip(): french.strip() for english, french in entries}
 

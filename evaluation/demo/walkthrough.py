@@ -1,7 +1,7 @@
-"""The whole detour on a generated corpus, command by command: what `make demo` shows.
+"""The whole detour on a generated corpus, command by command: this is what `make demo` shows.
 
-Each command is printed before it runs, so that a reader can repeat it on text of their own. The detour and its matched
-MLM twin see the same rows in the same order with the same schedule; only the first phase's objective differs.
+The demo prints each command before it runs it, so that a reader can repeat it on text of their own. The detour and its
+matched MLM twin see the same rows in the same order with the same schedule. Only the first phase's objective differs.
 """
 
 import json
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from command_line import Failure
-from pipeline.recipe.file import INSTALLED
 
+PROJECT = Path(__file__).resolve().parents[2]  # its commands run as processes, as a user starts them
 VOCABULARY = 2048
 ROW_LENGTH = 512
 TWIN = ["name=demo-mlm-twin", "phases.0.name=mlm", "phases.0.objective=mlm", "phases.0.mask_rate=0.3"]
 
-# Sentences as the corpus has them, with the answer a reader of the corpus would give.
+# Sentences from the corpus, each with the word that the corpus has there.
 QUESTIONS = [
     ("[MASK] was given for the Lyme disease.", "Doxycycline"),
     ("The patient was found to have Lyme [MASK].", "disease"),
@@ -28,24 +28,24 @@ QUESTIONS = [
 
 
 def demo(out: Path, documents: int, overrides: list[str]) -> Path:
-    """Run every step under `out` (what is finished is not done again) and print what came of it; returns the report."""
+    """Run every step under `out`, print the results and return the report's path. Finished steps are not done again."""
     begin = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     corpus, tokenizer, rows = out / "corpus.jsonl", out / "tokenizer", out / "rows"
     prepare = "-m", "data_prep"
     if not corpus.exists():
-        _run(*prepare, "sample", corpus, "--documents", documents, "--seed", 1)
+        _run("-m", "evaluation", "sample", corpus, "--documents", documents, "--seed", 1)
     if not tokenizer.exists():
         _run(*prepare, "tokenizer", corpus, "--vocab-size", VOCABULARY, "--out", tokenizer)
     if not rows.exists():
         split = "--row-length", ROW_LENGTH, "--validation", 0.02
         _run(*prepare, "build", corpus, "--tokenizer", tokenizer, "--out", rows, *split)
 
-    recipe = INSTALLED / "recipes" / "demo.yaml"
+    recipe = PROJECT / "recipes" / "demo.yaml"
     here = [f"data.rows={(rows / 'train').resolve()}", f"data.validation={(rows / 'validation').resolve()}", *overrides]
     detour, twin = out / "detour", out / "mlm-twin"
-    _run(INSTALLED / "pipeline" / "train.py", recipe, "--run-dir", detour, *here)
-    _run(INSTALLED / "pipeline" / "train.py", recipe, "--run-dir", twin, *TWIN, *here)
+    _run(PROJECT / "pipeline" / "train.py", recipe, "--run-dir", detour, *here)
+    _run(PROJECT / "pipeline" / "train.py", recipe, "--run-dir", twin, *TWIN, *here)
     report = out / "report.html"
     _run("-m", "evaluation", "report", detour, twin, "--out", report)
 
@@ -66,15 +66,15 @@ def demo(out: Path, documents: int, overrides: list[str]) -> Path:
 
 
 def _run(*command: object) -> None:
-    """One command of ours with this Python, shown first; Failure where it fails (it has said why)."""
+    """Show one of our commands and run it with this Python. Raises Failure if it fails; the command has said why."""
     words = [str(word) for word in command]
     print(f"\n$ python {shlex.join(words)}", flush=True)
     if subprocess.run([sys.executable, *words]).returncode:
-        raise Failure("the command above failed")
+        raise Failure("the command above failed: do what its message says, then run the demo again")
 
 
 def _validation(run: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The run's validation lines that matter: the very first, and the last of each phase in order."""
+    """Return the very first validation line of the run and the last one of each phase, in order."""
     found: list[tuple[str, dict[str, Any]]] = []
     phases = [p for p in run.iterdir() if (p / "DONE").exists()]
     for phase in sorted(phases, key=lambda p: (p / "DONE").stat().st_mtime):
@@ -86,6 +86,7 @@ def _validation(run: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _fill_mask(model: Path) -> list[tuple[str, str, str]]:
+    """Return (question, answer, guesses with their probabilities) for each of QUESTIONS."""
     from transformers import pipeline
 
     fill = pipeline("fill-mask", model=str(model), device="cpu")

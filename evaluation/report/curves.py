@@ -1,12 +1,12 @@
 """Curves over the tokens of a run, as inline SVG that follows the page's colours.
 
-matplotlib draws lines, axes and ticks; everything that carries a user's text (names in tooltips, the alternative text)
-is put in afterwards, escaped, since matplotlib would read `$` in a name as mathematics. The legend is HTML for the
-same reason, and because it must wrap on a narrow screen.
+matplotlib draws lines, axes and ticks. We add everything that carries a user's text (names in tooltips, the alternative
+text) afterwards, escaped, because matplotlib reads `$` in a name as mathematics. The legend is HTML for the same reason,
+and because it must wrap on a narrow screen.
 
-Two channels tell curves apart: colour and marker say which run, the line style says which objective. Colours are the
-placeholders below; they become CSS variables, so that one drawing is readable in light and in dark mode. The light
-values are those of Okabe and Ito's palette for colour-blind readers, darkened where they were too pale on white.
+Two channels tell curves apart: colour and marker name the run, the line style names the objective. The colours below are
+placeholders that become CSS variables, so that one drawing is readable in light and in dark mode. The light values come
+from Okabe and Ito's palette for colour-blind readers; those that were too pale on white are darkened.
 """
 
 import io
@@ -26,20 +26,20 @@ from evaluation.report.run_folders import Run
 LIGHT = ("#0072b2", "#c44f00", "#00795c", "#a8527f", "#7d6200", "#3f4a9c")
 DARK = ("#5bb5ec", "#ff9450", "#3ccf9f", "#e79bc4", "#e6d34f", "#a9b1ff")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# (offset, lengths of dash and gap in line widths), as matplotlib takes them; None: solid
+# (offset, lengths of dash and gap in line widths), in matplotlib's form; None: solid
 _DASHES: dict[str, tuple[int, tuple[float, ...] | None]] = {"clm": (0, None), "mlm": (0, (4, 1.5))}
 _OTHER_DASHES = (0, (1, 1.5))
 
 _INK, _FAINT = "#0a0b0c", "#0a0b0d"
 _RUN_COLOURS = [f"#0c0d{index:02x}" for index in range(len(LIGHT))]
 
-# Small on purpose: at 400 px of screen a point is 0.9 px, so the 11 point labels stay readable.
-_WIDTH, _HEIGHT = 403, 240  # points = units of the view box
+# Small on purpose: on 400 px of screen a point is 0.9 px, so labels of 11 points stay readable.
+_WIDTH, _HEIGHT = 403, 240  # points; one point is one unit of the view box
 _STYLE = {
     "figure.dpi": 72,
     "font.size": 11,
     "svg.fonttype": "none",
-    "svg.hashsalt": "clm-detour",  # ids, else random: the same runs give the same bytes
+    "svg.hashsalt": "clm-detour",  # matplotlib's ids are random without it; the same runs must give the same bytes
     "axes.edgecolor": _FAINT,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -56,14 +56,14 @@ _STYLE = {
 }
 
 DRAWN_POINTS = 800  # of one phase of one curve: twice the width in points
-_TOOLTIPS = 60  # of one phase of one curve: more would overlap
+_TOOLTIPS = 60  # of one phase of one curve; more would overlap
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity over one phase of a run. `tokens` count from the start of the run; nan leaves a gap."""
+    """One quantity over one phase of a run. `tokens` count from the start of the run; a value of nan leaves a gap."""
 
-    run: int  # position among the runs: decides colour and marker
+    run: int  # position among the runs; it decides colour and marker
     run_name: str
     phase_name: str
     objective: str
@@ -79,18 +79,18 @@ class Curve:
 class Plot:
     key: str  # prefix of the SVG's ids, unique on the page
     title: str
-    quantity: str  # what a value is, for tooltips: "MLM loss"
+    quantity: str  # what a value is, for the tooltips, such as "MLM loss"
     curves: list[Curve]
-    end: int  # where the axis of tokens ends: the same on all plots of a page
+    end: int  # tokens at which the axis ends; the same on all plots of a page
     boundaries: list[tuple[int, int]]  # (number of a phase from 2, tokens at its start), of all runs
-    sparse: bool = False  # few points: each gets a marker
-    log: bool = False  # a logarithmic axis of values
-    overlapping: bool = False  # curves are expected to coincide: earlier ones are drawn broader
+    sparse: bool = False  # the curves have few points, and each point gets a marker
+    log: bool = False  # the axis of values is logarithmic
+    overlapping: bool = False  # the curves will coincide, and earlier ones are drawn broader
     zero: bool = False  # the axis of values begins at 0
 
 
 def short_tokens(tokens: float, _position: object = None) -> str:
-    """1_500_000 -> "1.5 M"."""
+    """Write a number of tokens briefly: 1_500_000 -> "1.5 M"."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(tokens) >= size:
             return f"{tokens / size:.4g} {unit}"
@@ -98,7 +98,7 @@ def short_tokens(tokens: float, _position: object = None) -> str:
 
 
 def _short_value(value: float, _position: object = None) -> str:
-    """A tick label. Python's own form, since matplotlib's is mathematics drawn as several shifted pieces of text."""
+    """Write a tick label in Python's form; matplotlib's is mathematics, drawn as several shifted pieces of text."""
     if value and not 0.001 <= abs(value) < 1e5:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
@@ -110,7 +110,7 @@ def last_token(runs: Sequence[Run]) -> int:
 
 
 def phase_boundaries(runs: Sequence[Run]) -> list[tuple[int, int]]:
-    """Where phases that have begun begin, less those that would coincide on the screen (within 1 % of the axis)."""
+    """Return where the started phases begin, without those that would coincide on the screen (within 1 % of the axis)."""
     end = last_token(runs)
     found: list[tuple[int, int]] = []
     for run in runs:
@@ -122,7 +122,7 @@ def phase_boundaries(runs: Sequence[Run]) -> list[tuple[int, int]]:
 
 
 def legend(plot: Plot) -> str:
-    """The legend as an HTML list: one entry for each run and objective that has a curve."""
+    """Return the legend as an HTML list, with one entry for each run and objective that has a curve."""
     entries = []
     for run, run_name, objective in dict.fromkeys((c.run, c.run_name, c.objective) for c in plot.curves):
         dashes = " ".join(f"{2.2 * length:g}" for length in _DASHES.get(objective, _OTHER_DASHES)[1] or ())
@@ -135,12 +135,12 @@ def legend(plot: Plot) -> str:
 
 
 def draw(plot: Plot) -> str:
-    """The plot as an `<svg>` element with a title, a description and tooltips."""
+    """Return the plot as an `<svg>` element with a title, a description and tooltips."""
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the reader's own matplotlibrc says
+        matplotlib.rcdefaults()  # the user's own matplotlibrc must not change the page
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
-        # Fixed margins: the tooltips need the final transformation before the drawing.
+        # The margins are fixed because the tooltips need the final transformation before the drawing.
         axes = figure.add_axes((0.125, 0.165, 0.855, 0.76))
         runs = max((curve.run for curve in plot.curves), default=0) + 1
         for position, curve in enumerate(plot.curves):
@@ -159,7 +159,7 @@ def draw(plot: Plot) -> str:
             )
         if plot.log:
             axes.set_yscale("log", nonpositive="mask")
-            # Most norms span less than a decade: label 1, 2 and 5 of each.
+            # Most norms span less than a decade, so 1, 2 and 5 of each decade get a label.
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.yaxis.set_minor_locator(NullLocator())
         else:
@@ -183,9 +183,9 @@ def draw(plot: Plot) -> str:
 
 
 def _thin(curve: Curve) -> tuple[list[int], list[float]]:
-    """At most about DRAWN_POINTS real points: of each run of neighbours the lowest and the highest, in their order.
+    """Keep about DRAWN_POINTS real points: the lowest and the highest of each group of neighbours, in their order.
 
-    A spike stays visible, which it would not in an average.
+    A spike stays visible; an average would hide it.
     """
     if not curve.thinned:
         return curve.tokens, curve.values
@@ -204,7 +204,7 @@ def _thin(curve: Curve) -> tuple[list[int], list[float]]:
 
 
 def _tooltips(plot: Plot, curve: Curve, to_screen: Transform) -> str:
-    """Invisible circles over points of the curve whose `<title>` a browser shows when the pointer rests on them."""
+    """Return invisible circles over the curve's points. A browser shows a circle's `<title>` when the pointer rests on it."""
     stride = max(1, -(-len(curve.tokens) // _TOOLTIPS))
     circles = []
     for tokens, value in list(zip(curve.tokens, curve.values, strict=True))[::stride]:
@@ -217,14 +217,14 @@ def _tooltips(plot: Plot, curve: Curve, to_screen: Transform) -> str:
 
 
 def _inline(svg: str, plot: Plot, tooltips: str) -> str:
-    """A stand-alone SVG file made into a part of the page."""
+    """Make a stand-alone SVG file into a part of the page."""
     drawing = svg[svg.index("<svg") :]
     body = drawing[drawing.index(">") + 1 : drawing.rindex("</svg>")]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    # Inside a page this style sheet would apply to all of it; the page's own has its rules.
+    # Inside a page this style sheet would apply to the whole page, which has its own rules.
     body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
     body = body.replace("xlink:href", "href")  # needs no namespace declaration
-    # Several drawings share one page: their ids must differ.
+    # Several drawings share one page, so their ids must differ.
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{plot.key}-", body)
     body = body.replace(_INK, "var(--ink)").replace(_FAINT, "var(--faint)")
     for index, colour in enumerate(_RUN_COLOURS):
@@ -238,7 +238,7 @@ def _inline(svg: str, plot: Plot, tooltips: str) -> str:
 
 
 def _description(plot: Plot) -> str:
-    """The drawing in words, for those who do not see it."""
+    """Describe the drawing in words, for readers who do not see it."""
     sentences = []
     for curve in plot.curves:
         finite = [value for value in curve.values if not math.isnan(value)]

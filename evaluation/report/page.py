@@ -1,6 +1,6 @@
-"""The HTML page around tables and curves: one file, no script, nothing fetched from anywhere.
+"""The HTML page around tables and curves: one file, without scripts, that fetches nothing.
 
-The content-security policy in its head makes a browser enforce that, whatever a later hand puts into the body. The
+The content-security policy in its head makes the browser enforce this, whatever someone later puts into the body. The
 style sheet serves wide and narrow screens, light and dark mode, and print.
 """
 
@@ -13,14 +13,14 @@ NONE = "\N{EN DASH}"  # a value that was not measured
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """The whole document. `sections` are HTML; an empty one is left out."""
+    """Return the whole document. `sections` are HTML; empty ones are left out."""
     return _PAGE.format(title=escape(title), style=_style(), body="\n".join(filter(None, sections)))
 
 
 def table(caption: str, head: Sequence[str], groups: Mapping[str, Sequence[Sequence[str]]], note: str = "") -> str:
-    """A table of text cells, each escaped here. `groups`: a group's heading ("" for none) and its rows.
+    """Return a table of text cells and escape each cell. `groups` maps a group's heading ("" for none) to its rows.
 
-    The first cell of a row is its header. A column of words stands on the left, one of numbers on the right.
+    The first cell of a row is its header. Columns of words are aligned left, columns of numbers right.
     """
     rows = [row for group in groups.values() for row in group]
     words = [any(letter.isalpha() for row in rows for letter in row[column]) for column in range(len(head))]
@@ -31,7 +31,7 @@ def table(caption: str, head: Sequence[str], groups: Mapping[str, Sequence[Seque
         above = f'<tr><th class="group" scope="rowgroup" colspan="{len(head)}">{escape(heading)}</th></tr>'
         bodies.append(f"<tbody>{above if heading else ''}{''.join(_row(row, kinds) for row in group)}</tbody>")
     below = f"<p>{escape(note)}</p>" if note else ""
-    # Focusable, so that a wide table can be scrolled by keyboard on a narrow screen.
+    # The table takes the focus, so that a keyboard can scroll a wide table on a narrow screen.
     return (
         f'<h3>{escape(caption)}</h3><div class="table" tabindex="0" role="region" aria-label="{escape(caption)}">'
         f"<table><thead><tr>{cells}</tr></thead>{''.join(bodies)}</table></div>{below}"

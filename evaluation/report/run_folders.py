@@ -4,9 +4,9 @@
     RUN/PHASE/metrics.jsonl    one line a logged step         -> Phase.training, Phase.validation
     RUN/PHASE/DONE             the phase's budget is trained  -> Phase.finished
 
-The recipe is read loosely, only the keys that a report shows: an old run folder must stay readable after the strict
-recipe of `pipeline` has gained a key. Metrics are read strictly: a line that cannot be read means that a curve would
-be wrong in silence. Only the last line may be cut off, since a run may be killed, or be writing, while we read.
+We read the recipe loosely, and only the keys that a report shows: an old run folder must stay readable after the strict
+recipe of `pipeline` has gained a key. We read metrics strictly, because a line left out in silence would make a curve
+wrong. Only the last line may be incomplete: a run may be killed, or may be writing, while we read.
 
 Privacy: error messages name the file and the line number and never quote the line.
 """
@@ -25,7 +25,7 @@ from command_line import Failure
 
 @dataclass(frozen=True)
 class TrainingPoint:
-    """One logged training step. `step` and `tokens` count from the start of the phase; nan: logged as null."""
+    """One logged training step. `step` and `tokens` count from the start of the phase; nan stands for a logged null."""
 
     step: int
     tokens: int
@@ -38,7 +38,7 @@ class TrainingPoint:
 
 @dataclass(frozen=True)
 class ValidationPoint:
-    """Both losses (nats per labelled token) on the fixed validation rows. Step 0 is before the phase's first step."""
+    """Both losses, in nats a label, on the fixed validation rows. Step 0 comes before the phase's first step."""
 
     step: int
     tokens: int
@@ -53,12 +53,12 @@ class Phase:
     objective: str
     mask_rate: float | None
     budget: int  # tokens
-    offset: int = 0  # tokens of the run before this phase: where its curve begins
+    offset: int = 0  # tokens of the run before this phase, where its curve begins
     finished: bool = False
     training: list[TrainingPoint] = field(default_factory=list)
     validation: list[ValidationPoint] = field(default_factory=list)
     cut_off: bool = False  # the last metrics line was incomplete and is left out
-    superseded: int = 0  # lines of steps that were trained again after going back to a checkpoint
+    superseded: int = 0  # lines of steps that the run trained again after it went back to a checkpoint
 
     @property
     def started(self) -> bool:
@@ -66,7 +66,7 @@ class Phase:
 
     @property
     def trained(self) -> int:
-        """Tokens trained. A finished phase has its whole budget, even if its last step was not a logged one."""
+        """Tokens trained. A finished phase has its whole budget, even if its last step was not logged."""
         logged = max([0, *(point.tokens for point in self.training), *(point.tokens for point in self.validation)])
         return max(logged, self.budget) if self.finished else logged
 
@@ -84,10 +84,10 @@ class Milestone:
 class Run:
     name: str
     phases: list[Phase]
-    recipe: dict[str, Any]  # as read; see `setting`
+    recipe: dict[str, Any]  # as read from the file; use `setting`
 
     def setting(self, *keys: str) -> Any:
-        """A value of the recipe, such as `setting("batch", "rows")`; None where it has none."""
+        """Return a value of the recipe, such as `setting("batch", "rows")`, or None if the recipe lacks it."""
         value: Any = self.recipe
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
@@ -98,13 +98,14 @@ class Run:
         return all(phase.finished for phase in self.phases)
 
     def milestones(self) -> list[Milestone]:
+        """Return the validation losses at the start and after each phase, in order."""
         found = []
         first = self.phases[0].validation[:1]
         if first and first[0].step == 0:
             found.append(Milestone("start", 0, first[0]))
         for phase, following in zip(self.phases, [*self.phases[1:], None], strict=True):
             last = phase.validation[-1] if phase.validation and phase.validation[-1].step > 0 else None
-            # The state before the next phase's first step is the state after this one's last.
+            # The state before the next phase's first step is the state after this phase's last step.
             begins = following.validation[:1] if following else []
             if following and begins and begins[0].step == 0 and (last is None or last.tokens < phase.trained):
                 found.append(Milestone(f"after {phase.name}", following.offset, begins[0]))
@@ -115,7 +116,7 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in the order given, under names that differ. Folder names are not shown: they may name a user."""
+    """Read the runs in the order given and make their names differ. Folder names stay hidden: they may name a user."""
     runs = [_read_run(folder) for folder in folders]
     if not any(phase.started for run in runs for phase in run.phases):
         raise Failure(f"no metrics in {', '.join(map(str, folders))}: no phase has logged a step yet; train first")
@@ -125,7 +126,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Names that occur more than once get a number, which is no other run's name either."""
+    """Number the names that occur more than once. A numbered name is never another run's name."""
     distinct: list[str] = []
     for name in names:
         number, candidate = 0, name
@@ -142,14 +143,15 @@ def _read_run(folder: Path) -> Run:
         raise Failure(f"{folder} is not a run folder: it has no recipe.yaml; give the --run-dir of a training")
     try:
         recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
-        # Text, since PyYAML reads `name: 2024` as a number.
+        # str, because PyYAML reads `name: 2024` as a number.
         name, planned = str(recipe["name"]), [_planned(phase) for phase in recipe["phases"]]
     except (yaml.YAMLError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         raise Failure(
-            f"{file} is not the recipe of a run: it needs a name, and phases with a name, an objective and tokens"
+            f"{file} is not the recipe of a run: it needs a name, and phases with name, objective and tokens; "
+            "name a run folder that our training wrote"
         ) from None
     if not planned:
-        raise Failure(f"{file} has no phases")
+        raise Failure(f"{file} has no phases; name a run folder that our training wrote")
 
     phases: list[Phase] = []
     offset = 0
@@ -181,12 +183,12 @@ def _with_metrics(folder: Path, plan: Phase, offset: int) -> Phase:
         try:
             point = _point(line)
         except (KeyError, TypeError) as error:
-            # Of these errors the argument is a field name of ours, never a value.
+            # The argument of these errors is the name of one of our fields, never a value.
             raise Failure(
                 f"{folder / 'metrics.jsonl'}, line {number}: the field {error.args[0]} is missing or not a number"
             ) from None
-        # A run that was killed goes on from its last checkpoint and logs the steps since then a second time; the
-        # second time is the one that led to the weights.
+        # A killed run goes on from its last checkpoint and logs the steps since then a second time. The second time
+        # led to the weights, so it counts.
         same, other = (validation, training) if isinstance(point, ValidationPoint) else (training, validation)
         while same and same[-1].step >= point.step:
             same.pop()
@@ -210,7 +212,10 @@ def _with_metrics(folder: Path, plan: Phase, offset: int) -> Phase:
 
 
 def _lines(file: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The JSON objects of the file, and whether an incomplete last line was left out. No file: a phase to come."""
+    """Return the JSON objects of the file, and whether an incomplete last line was left out.
+
+    A phase that has not begun has no file and gives no objects.
+    """
     if not file.is_file():
         return [], False
     texts = file.read_bytes().split(b"\n")
@@ -260,7 +265,7 @@ def _count(line: dict[str, Any], key: str) -> int:
 
 
 def _number(line: dict[str, Any], key: str) -> float:
-    """null (no value: an unknown GPU has no utilization) and infinities become nan, which no curve draws."""
+    """Read a number. null (an unknown GPU has no utilization) and infinities become nan, which no curve draws."""
     value = line[key]
     if value is None:
         return math.nan

@@ -1,10 +1,11 @@
 """One self-contained HTML page that compares runs, such as a detour and its matched MLM twin.
 
-The page must be safe to mail and to publish: no script, no external part (its content-security policy forbids both),
-no path, host, user or date. Whatever stems from a recipe is escaped. The same run folders give the same bytes.
+The page must be safe to mail and to publish: it holds no script and no external part (its content-security policy
+forbids both), and no path, host, user or date. We escape everything that comes from a recipe. The same run folders give
+the same bytes.
 
-What the page takes care to say: training losses of different objectives or mask rates are different quantities, so
-only validation losses (fixed rows, fixed masks, whatever a phase trains) compare runs.
+The page says with care that training losses of different objectives or mask rates are different quantities. Only
+validation losses compare runs: their rows and masks are fixed, whatever a phase trains.
 """
 
 import math
@@ -20,7 +21,7 @@ from evaluation.report.run_folders import Milestone, Phase, Run, read_runs
 
 
 def write_report(folders: Sequence[Path], out: Path) -> None:
-    """Read the run folders and write the page; `out` is replaced. Raises Failure or UsageError."""
+    """Read the run folders and write the page to `out`, which is replaced. Raises Failure or UsageError."""
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; name the HTML file to write")
     if not out.parent.is_dir():
@@ -33,6 +34,7 @@ def write_report(folders: Sequence[Path], out: Path) -> None:
 
 
 def render(runs: Sequence[Run]) -> str:
+    """Return the page as HTML."""
     plots = _plots(runs)
     sections = [
         f'<p class="lead">{escape(_conclusion(runs))}</p>',
@@ -41,8 +43,8 @@ def render(runs: Sequence[Run]) -> str:
         _result_table(runs),
         _milestone_table(runs),
         "<p>Losses are in nats per predicted token, on the same held-out rows each time, and for MLM with the same "
-        "masked positions. Perplexity is e to the power of the loss: among how many equally likely tokens the model "
-        "in effect still hesitates. Lower is better.</p>",
+        "masked positions. Perplexity is e to the power of the loss: the number of equally likely tokens "
+        "between which the model still hesitates, in effect. Lower is better.</p>",
         '<h2>Curves</h2><div class="plots">',
         *(
             f'<figure id="{plot.key}"><h3>{escape(plot.title)}</h3>{legend(plot)}{draw(plot)}'
@@ -59,7 +61,7 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def _conclusion(runs: Sequence[Run]) -> str:
-    """The page in a sentence or two."""
+    """Say what the page shows in a sentence or two."""
     first = _last(runs[0])
     sentences = []
     for run in runs:
@@ -90,7 +92,7 @@ def _conclusion(runs: Sequence[Run]) -> str:
 
 
 def _remarks(runs: Sequence[Run]) -> str:
-    """What a reader must know before trusting a comparison."""
+    """List what a reader must know before trusting a comparison."""
     remarks = []
     for run in runs:
         for phase in run.phases:
@@ -132,7 +134,7 @@ def _remarks(runs: Sequence[Run]) -> str:
 
 
 def _plots(runs: Sequence[Run]) -> list[tuple[Plot, str]]:
-    """The plots that have something to show, each with the words that stand under it."""
+    """Return the plots that have something to show, each with its caption."""
     end, boundaries = last_token(runs), phase_boundaries(runs)
 
     def curves(values: Callable[[Phase], list[tuple[int, float]]]) -> list[Curve]:
@@ -172,7 +174,7 @@ def _plots(runs: Sequence[Run]) -> list[tuple[Plot, str]]:
         ),
         (
             Plot("training-loss", "Training loss", "training loss", loss, end, boundaries),
-            "The loss each phase trains on. Training losses of different objectives or mask rates are different "
+            "The loss that each phase minimises. Training losses of different objectives or mask rates are different "
             "quantities and cannot be compared directly: look at each curve's course, and compare the runs by the "
             "validation losses.",
         ),
@@ -223,7 +225,7 @@ def _median(values: Sequence[float], form: str) -> str:
 
 
 def _result_table(runs: Sequence[Run]) -> str:
-    """The numbers that matter stand first: on a narrow screen the rest is scrolled into view."""
+    """Put the numbers that matter first, because a narrow screen shows only the first columns without scrolling."""
     first = _last(runs[0])
     rows = []
     for run in runs:

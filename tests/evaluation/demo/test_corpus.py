@@ -4,24 +4,26 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
-from data_prep_helpers import Result
 
-from evaluation.demo.corpus import documents
+from command_line import run
+from evaluation.__main__ import main
+from evaluation.demo import documents
 from evaluation.demo.medical_facts import SPECIALTIES, diseases, symptoms
 
-Cli = Callable[..., Result]
+
+def sample(out: Path, count: int, *options: object) -> int:
+    return run(main, ["sample", str(out), "--documents", str(count), *map(str, options)])
 
 
-def test_a_seed_gives_one_corpus_whatever_its_size(cli: Cli, tmp_path: Path) -> None:
+def test_a_seed_gives_one_corpus_whatever_its_size(tmp_path: Path) -> None:
     assert list(documents(50, 3)) == list(documents(80, 3))[:50]
     assert list(documents(50, 3)) != list(documents(50, 4))
     for name in ("a.jsonl", "b.jsonl.gz", "new/c.jsonl.zst", "d.jsonl.gz"):
-        assert cli("sample", tmp_path / name, "--documents", 30, "--seed", 3).code == 0
+        assert sample(tmp_path / name, 30, "--seed", 3) == 0
     plain = (tmp_path / "a.jsonl").read_bytes()
     assert [json.loads(line) for line in plain.splitlines()] == list(documents(30, 3))
     assert gzip.decompress((tmp_path / "b.jsonl.gz").read_bytes()) == plain
@@ -84,10 +86,9 @@ def test_articles_agree(corpus: list[dict[str, str]]) -> None:
         assert set(found) <= {"de Hodgkin"}, (found, document["text"])
 
 
-def test_what_is_refused(cli: Cli, tmp_path: Path) -> None:
+def test_what_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "there.jsonl").write_text("mine")
     for out, count, code in (("there.jsonl", 5, 1), ("a.jsonl", 0, 2), ("folder", 5, 2)):
-        result = cli("sample", tmp_path / out, "--documents", count)
-        assert result.code == code
-        assert len(result.err.splitlines()) == 1
+        assert sample(tmp_path / out, count) == code
+        assert len(capsys.readouterr().err.splitlines()) == 1
     assert (tmp_path / "there.jsonl").read_text() == "mine"
