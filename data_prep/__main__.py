@@ -1,4 +1,4 @@
-"""The command line of data preparation: `python -m data_prep build|finish|verify|repair|inspect|tokenizer|sample`."""
+"""The command line of data preparation: `python -m data_prep build|finish|verify|repair|inspect|tokenizer`."""
 
 import argparse
 import os
@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-
 from command_line import Failure, Parser, UsageError, run
 
 if TYPE_CHECKING:
-    from data_prep.documents.slices import Reading
+    from data_prep.documents import Reading
 
-# Heavy libraries are imported by the commands that need them, so that --help answers at once.
+# Each command imports the heavy libraries that it needs, so that --help answers at once.
 
 INPUT_HELP = (
     "files (.jsonl, .ndjson, .csv, .tsv, .txt, plain, .gz or .zst; .parquet), folders of such files, folders saved by `datasets`, "
@@ -52,7 +51,7 @@ def parser() -> Parser:
     finish = command(
         "finish",
         "merge the parts of a build done with --part",
-        "Packs what all parts have tokenised; says which part is missing.",
+        "Packs the documents that all parts have tokenised, or says which part is missing.",
     )
     finish.add_argument("out", metavar="OUT", help="the --out of the parts")
 
@@ -66,7 +65,7 @@ def parser() -> Parser:
     repair = command(
         "repair",
         "rebuild a lost index, and set aside shards that cannot be used",
-        "Says what it dropped. Such shards go to DIR/damaged; the manifest's counts are made to fit what is left.",
+        "Says what it dropped. Such shards go to DIR/damaged, and the manifest's counts change to what is left.",
     )
     repair.add_argument("rows", metavar="DIR", help=ROWS_HELP)
 
@@ -89,17 +88,6 @@ def parser() -> Parser:
         "--vocab-size", required=True, type=int, metavar="N", help="entries at most, special tokens included"
     )
     tokenizer.add_argument("--out", required=True, metavar="DIR", help="new or empty folder")
-
-    sample = command(
-        "sample",
-        "write a made-up corpus of medical case reports, English and French",
-        "JSONL with id, text and lang. Invented by a grammar: no real person, no medical advice.",
-    )
-    sample.add_argument("out", metavar="OUT", help="new file, .jsonl, .jsonl.gz or .jsonl.zst")
-    sample.add_argument("--documents", required=True, type=int, metavar="N", help="how many")
-    sample.add_argument(
-        "--seed", type=int, default=17, metavar="N", help="the same seed gives the same corpus (default 17)"
-    )
     return top
 
 
@@ -123,20 +111,20 @@ def _add_build_options(build: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--group-field",
         metavar="NAME",
-        help="field, such as that of the patient, whose records stay on one side of the split: the hash is that of its value",
+        help="field whose value keeps records on one side of the split, such as the patient: the hash is then taken of that value",
     )
     build.add_argument(
         "--deduplicate",
         choices=("exact",),
-        help="keep the first only of documents with the same text, apart from white space and the form of accents",
+        help="of documents with the same text, apart from white space and the form of accents, keep only the first",
     )
     build.add_argument(
         "--add-prefix-space",
         choices=("yes", "no"),
-        help="whether a document's first word is taken as if after a space (default: as the tokenizer has it)",
+        help="treat a document's first word as if a space stood before it, or not (default: as the tokenizer does)",
     )
     build.add_argument(
-        "--seed", type=int, default=17, metavar="N", help="of the order of documents within a row (default 17)"
+        "--seed", type=int, default=17, metavar="N", help="decides the order of documents within a row (default 17)"
     )
     build.add_argument("--no-packing", action="store_true", help="one document a row, for comparisons")
     build.add_argument(
@@ -144,8 +132,8 @@ def _add_build_options(build: argparse.ArgumentParser) -> None:
         type=float,
         default=0.995,
         metavar="SHARE",
-        help="fill of the rows below which documents that would fit a row are cut as well, only as many as it takes "
-        "(default 0.995); 0 keeps them whole, as does a corpus of less than 500 to 1,000 rows",
+        help="rows are filled to this share: where whole documents leave more room, as many as needed are cut "
+        "(default 0.995); 0 cuts only documents longer than a row, and so does a corpus of less than 500 to 1,000 rows",
     )
     build.add_argument("--shard-size", default="64mb", metavar="SIZE", help="of a shard file, such as 64mb (default)")
     build.add_argument("--compression", choices=("zstd",), help="of the shard files (default none)")
@@ -156,12 +144,12 @@ def _add_build_options(build: argparse.ArgumentParser) -> None:
         "--unit-size",
         default="1mb",
         metavar="SIZE",
-        help="text that a worker tokenises at a time, and the most it loses when killed (default 1mb)",
+        help="text that a worker tokenises at a time, and loses at most when it is killed (default 1mb)",
     )
     build.add_argument(
         "--resume",
         action="store_true",
-        help="go on with a build that was killed, or begin one; finished units are kept in a hidden folder beside OUT (OUT/_build of a URL)",
+        help="go on with a build that was killed, or begin one that may be; a hidden folder beside OUT (OUT/_build of a URL) keeps finished units",
     )
     build.add_argument(
         "--part",
@@ -181,7 +169,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--separator",
         metavar="TEXT",
-        help="what stands between the documents of a text file, \\n for a line's end (default: a file is one document)",
+        help="text between the documents of a text file, \\n for a line end (default: a file is one document)",
     )
     command.add_argument("--encoding", default="utf-8", metavar="NAME", help="of text and CSV files (default utf-8)")
     command.add_argument(
@@ -194,8 +182,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
 
 
 def _reading(arguments: argparse.Namespace, unit_bytes: int) -> "Reading":
-    from data_prep.documents.records import Fields
-    from data_prep.documents.slices import Reading
+    from data_prep.documents import Fields, Reading
 
     separator = arguments.separator
     if separator is not None:
@@ -229,8 +216,8 @@ def dispatch(argv: list[str]) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from data_prep.build import BuildOptions, build
-    from data_prep.inspect_rows import build_summary
+    from data_prep.build import build
+    from data_prep.building import BuildOptions, build_summary
 
     prefix_space = {"yes": True, "no": False, None: None}[arguments.add_prefix_space]
     options = BuildOptions(
@@ -258,7 +245,7 @@ def _build(arguments: argparse.Namespace) -> int:
 
 def _finish(arguments: argparse.Namespace) -> int:
     from data_prep.build import finish
-    from data_prep.inspect_rows import build_summary
+    from data_prep.building import build_summary
 
     print(build_summary(finish(arguments.out), arguments.out))
     return 0
@@ -293,7 +280,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _tokenizer(arguments: argparse.Namespace) -> int:
-    from data_prep.tokenizer.train import NOTE, train_tokenizer
+    from data_prep.tokenizer import NOTE, train_tokenizer
 
     trained = train_tokenizer(
         arguments.inputs, arguments.vocab_size, arguments.out, _reading(arguments, 1 << 20), arguments.on_error
@@ -306,14 +293,6 @@ def _tokenizer(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _sample(arguments: argparse.Namespace) -> int:
-    from evaluation.demo.corpus import write_sample
-
-    words = write_sample(arguments.out, arguments.documents, arguments.seed)
-    print(f"{arguments.documents:,} invented case reports, {words:,} words, in {arguments.out}")
-    return 0
-
-
 COMMANDS = {
     "build": _build,
     "finish": _finish,
@@ -321,13 +300,12 @@ COMMANDS = {
     "repair": _repair,
     "inspect": _inspect,
     "tokenizer": _tokenizer,
-    "sample": _sample,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (see `errors`)."""
-    # No telemetry, whoever's: libraries read these when they are imported.
+    """Run one command. Returns its exit code (see `command_line`)."""
+    # Switch off the telemetry of all libraries, which read these at their import.
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ.setdefault(name, "1")
     return run(dispatch, list(sys.argv[1:] if argv is None else argv))

@@ -1,4 +1,4 @@
-"""What a person reads in the terminal: the summary of a build, and `inspect`."""
+"""`inspect`: what a folder of rows holds, as manifest and histograms, and as text only when the user asks for it."""
 
 import tempfile
 from itertools import pairwise
@@ -6,38 +6,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.build import BuildReport
-from data_prep.rows.format import Manifest, Rows, is_url
+from data_prep.rows import Manifest, Rows, is_url
+from data_prep.tokenizer import DocumentTokenizer
 from data_prep.verify import folders_of_rows
 
-READ_AT_MOST = 20_000  # rows of a histogram; more are sampled evenly
-SHARDS_OF_A_URL = 4  # of which a histogram is made
+READ_AT_MOST = 20_000  # rows that a histogram reads; of more rows, an even sample
+SHARDS_OF_A_URL = 4  # that a histogram downloads
 SOURCES_SHOWN = 5
 BAR = 40  # characters of the longest bar
-
-
-def build_summary(report: BuildReport, out: str) -> str:
-    """Documents, tokens, rows, fill, drops and speed of a build."""
-    lines = [report.note] if report.note else []
-    for manifest in report.manifests:
-        counts = manifest.counts
-        cut = f" ({counts.pieces - counts.documents:,} cuts)" if counts.pieces > counts.documents else ""
-        lines.append(
-            f"{manifest.split or 'rows'}: {counts.documents:,} documents{cut}, {counts.tokens:,} tokens, {counts.rows:,} rows"
-            f" of {manifest.row_length:,}, fill {manifest.fill:.2%}"
-        )
-    if report.manifests:
-        dropped = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.items())
-        lines.append(f"dropped: {dropped or 'none'}")
-    if report.left_out:
-        lines.append(f"left out: {report.left_out:,} files of other kinds")
-    if not report.edges:
-        lines.append("note: this tokenizer's own rule adds no special tokens to a document, so the rows hold none")
-    tokens = sum(manifest.counts.tokens for manifest in report.manifests)
-    if report.seconds:
-        speed = f", {tokens / report.seconds:,.0f} tokens/s, in {out}" if tokens else ""
-        lines.append(f"{report.seconds:.1f} s{speed}")
-    return "\n".join(lines)
 
 
 def inspect(location: str, shown: int) -> None:
@@ -55,7 +31,7 @@ def inspect(location: str, shown: int) -> None:
 def _inspect(rows: Rows, shown: int) -> None:
     print("\n".join([*_manifest_lines(rows.manifest), *_largest_sources(rows.manifest)]))
     usable = np.arange(len(rows))
-    if is_url(rows.location):  # each shard must be downloaded
+    if is_url(rows.location):  # a download for each shard, so only some of them
         shards = np.unique(np.linspace(0, len(rows.shard_rows) - 1, SHARDS_OF_A_URL).astype(int))
         usable = usable[np.isin(np.repeat(np.arange(len(rows.shard_rows)), rows.shard_rows), shards)]
     count = len(usable)
@@ -72,7 +48,7 @@ def _inspect(rows: Rows, shown: int) -> None:
 
 
 def _largest_sources(manifest: Manifest) -> list[str]:
-    """The files that gave most documents, by number and digest: their names are not recorded."""
+    """The files that gave most documents, by number and digest, for their names are not recorded."""
     largest = sorted(enumerate(manifest.sources, 1), key=lambda item: -item[1].documents)[:SOURCES_SHOWN]
     if len(manifest.sources) < 2:
         return []
@@ -124,8 +100,6 @@ def _bars(names: list[str], counts: list[int]) -> list[str]:
 
 
 def _show_text(rows: Rows, shown: int) -> None:
-    from data_prep.tokenizer.document_tokenizer import DocumentTokenizer
-
     tokenizer = DocumentTokenizer(rows.tokenizer_folder(), rows.manifest.tokenizer.name)
     for index in range(min(shown, len(rows))):
         row = rows[index]

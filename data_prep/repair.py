@@ -1,21 +1,29 @@
-"""What can be rebuilt of damaged rows: a lost index from the shards, and counts that fit the shards that are left.
+"""`repair`: rebuild a lost index from the shards, and make the counts fit the shards that are left.
 
-    index lost or edited          written anew from the shards; exact where the manifest's digest agrees with it
-    shard cut, changed, foreign   moved to damaged/, and its rows are gone: build again to have them back
-    manifest lost                 beyond repair: it alone says which tokenizer and row length the rows have
+    index lost or edited          written anew from the shards; it is exact if the manifest's digest agrees
+    shard cut, changed, foreign   moved to damaged/, so its rows are gone; another build brings them back
+    manifest lost                 beyond repair, for it alone names the tokenizer and the row length
 
-Nothing is deleted, and every row that is dropped is named by its shard.
+Nothing is deleted. Each shard whose rows are dropped is named.
 """
 
 import os
 from pathlib import Path
 from typing import Any
 
-from data_prep.rows.shard_cache import HASH
 from command_line import Failure, UsageError
-from data_prep.rows.mds import INDEX, ShardData, digest, index_bytes
-from data_prep.rows.format import MANIFEST, Manifest, is_url, rows_digest
-from data_prep.rows.atomic_files import AtomicFiles
+from data_prep.rows import (
+    HASH,
+    INDEX,
+    MANIFEST,
+    AtomicFiles,
+    Manifest,
+    ShardData,
+    digest,
+    index_bytes,
+    is_url,
+    rows_digest,
+)
 from data_prep.verify import (
     Totals,
     folders_of_rows,
@@ -31,7 +39,7 @@ DAMAGED = "damaged"
 
 
 def repair(location: str) -> list[str]:
-    """Repair the rows in a local folder, or in its train/ and validation/; a line for each thing done."""
+    """Repair the rows in a local folder, or in its train/ and validation/. Returns a line for each thing done."""
     if is_url(location):
         raise UsageError(f"{location} is a URL: copy the rows to a local folder, repair them there and copy them back")
     lines = []
@@ -53,7 +61,9 @@ def _repair_folder(folder: Path) -> list[str]:
     kept: list[dict[str, Any]] = []
     bad: dict[str, str] = {}
     files = shard_files(store)
-    unpacked = [name for name in files if f"{name}.zstd" in files]  # by streaming, beside the packed ones
+    unpacked = [
+        name for name in files if f"{name}.zstd" in files
+    ]  # by streaming, which leaves them beside the packed ones
     for name in sorted(set(files) - set(unpacked)):
         found = _described(store, name, described.get(name) if trusted else None, trusted, manifest, totals)
         if isinstance(found, str):
@@ -87,7 +97,7 @@ def _repair_folder(folder: Path) -> list[str]:
 def _described(
     store: AtomicFiles, name: str, shard: dict[str, Any] | None, trusted: bool, manifest: Manifest, totals: Totals
 ) -> dict[str, Any] | str:
-    """The index's entry of a shard: the old one where it can be trusted, else made from its bytes; or why it cannot be used."""
+    """The index's entry of a shard, the old one if the index can be trusted, else a new one; or why the shard cannot be used."""
     if trusted and shard is None:
         return f"it is foreign: {INDEX} has no such shard"
     before = (totals.rows, totals.pieces, totals.tokens)

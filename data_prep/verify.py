@@ -1,8 +1,8 @@
-"""Are the rows still what the build wrote? Every shard and row against the index and the manifest, in a folder or at a URL.
+"""`verify`: are the rows still what the build wrote? In a folder or at a URL.
 
-From the outside inwards: manifest, index, the folder's files, each shard's size and hash, each row, then the counts. A shard
-that fails its hash is not read any further, and one that passes is read row by row, so that rows that were wrong from the
-start (or an index rewritten to match damaged shards) are found too. Findings name shards and rows, never what is in them.
+It checks from the outside inwards: manifest, index, the files of the folder, the size and hash of each shard, each row, then the
+counts. It reads no further in a shard whose hash is wrong. It reads all others row by row, and so also finds rows that were wrong
+from the start, and an index that was rewritten to match damaged shards. Findings name shards and rows, never their content.
 """
 
 import json
@@ -12,23 +12,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.rows.shard_cache import HASH
 from command_line import Failure
-from data_prep.rows.mds import INDEX, ShardData, digest
-from data_prep.rows.format import MANIFEST, TOKENIZER, Manifest, columns, is_url, rows_digest, tokenizer_digest
-from data_prep.rows.atomic_files import AtomicFiles
+from data_prep.rows import (
+    HASH,
+    INDEX,
+    MANIFEST,
+    TOKENIZER,
+    AtomicFiles,
+    Manifest,
+    ShardData,
+    columns,
+    digest,
+    is_url,
+    rows_digest,
+    tokenizer_digest,
+)
 
 SPLITS = ("train", "validation")
 
 
 @dataclass
 class Totals:
-    """What the rows themselves add up to."""
+    """The sums over the rows themselves."""
 
     rows: int = 0
     pieces: int = 0
     tokens: int = 0
-    unread: bool = False  # a shard could not be read to its end, so the sums say nothing
+    unread: bool = False  # a shard could not be read to its end, so the sums are too small
 
 
 @dataclass
@@ -47,7 +57,7 @@ class Verdict:
 
 
 def folders_of_rows(location: str) -> list[str]:
-    """`location` itself, or its train/ and validation/ where it has such. Raises Failure where there are no rows."""
+    """`location` itself, or its train/ and validation/ if it has such. Raises Failure if there are no rows."""
     place = location.rstrip("/") or "/"
     names = AtomicFiles(place).sizes()
     if MANIFEST in names or INDEX in names:
@@ -61,7 +71,7 @@ def folders_of_rows(location: str) -> list[str]:
 
 
 def verify(location: str) -> Verdict:
-    """All findings for the rows at `location`: a folder or URL of rows, or the one above train/ and validation/."""
+    """All findings about the rows at `location`: a folder or URL of rows, or the one above train/ and validation/."""
     verdict = Verdict()
     folders = folders_of_rows(location)
     manifests = []
@@ -97,7 +107,10 @@ def _verify_folder(store: AtomicFiles, manifest: Manifest | None, totals: Totals
         return
     shards: list[dict[str, Any]] = index["shards"]
     names = [stored(shard)["basename"] for shard in shards]
-    known = {*names, *(shard["raw_data"]["basename"] for shard in shards)}  # streaming unpacks beside the packed ones
+    known = {
+        *names,
+        *(shard["raw_data"]["basename"] for shard in shards),
+    }  # streaming puts an unpacked shard beside the packed one
     for name in on_disk:
         if name not in known:
             yield Finding(name, f"it is foreign: {INDEX} has no such shard")
@@ -134,7 +147,7 @@ def shard_files(store: AtomicFiles) -> list[str]:
 
 
 def stored(shard: dict[str, Any]) -> dict[str, Any]:
-    """The index's description of the file as it is stored: packed where the shards are compressed."""
+    """The index's entry of the file that is stored: the packed one if the shards are compressed."""
     described: dict[str, Any] = shard["zip_data"] or shard["raw_data"]
     return described
 
@@ -155,7 +168,7 @@ def read_manifest(store: AtomicFiles) -> Manifest | str:
 
 
 def read_index(store: AtomicFiles) -> dict[str, Any] | str:
-    """index.json with all the fields used here, of the right types, or what is wrong with it."""
+    """index.json, or what is wrong with it. All fields that are used here have been checked."""
     try:
         index: dict[str, Any] = json.loads(store.get(INDEX))
     except FileNotFoundError:
@@ -197,7 +210,7 @@ def _verify_tokenizer(store: AtomicFiles, manifest: Manifest) -> Iterator[Findin
 
 
 def shard_bytes(store: AtomicFiles, shard: dict[str, Any], hashes: dict[str, str]) -> bytes | str:
-    """A shard, unpacked, or what is wrong with its bytes; `hashes` are all shards' in the index, to know swapped ones."""
+    """A shard, unpacked, or what is wrong with its bytes. `hashes` of all shards in the index tell which shards were swapped."""
     entry = stored(shard)
     try:
         data = store.get(entry["basename"])
@@ -228,7 +241,7 @@ def shard_bytes(store: AtomicFiles, shard: dict[str, Any], hashes: dict[str, str
 
 
 def rows_damage(data: bytes, shard: dict[str, Any], manifest: Manifest, totals: Totals) -> str | None:
-    """Read the rows of a shard whose bytes are right; what is wrong with the first bad one. Adds up `totals`."""
+    """Read the rows of a shard whose bytes are right, and add them to `totals`. Returns what is wrong with the first bad row."""
     expected = columns(manifest.tokenizer.vocabulary)
     if dict(zip(shard["column_names"], shard["column_encodings"], strict=True)) != expected:
         return f"its columns are not those of packed rows of this vocabulary ({expected})"
@@ -249,6 +262,6 @@ def rows_damage(data: bytes, shard: dict[str, Any], manifest: Manifest, totals: 
             totals.rows += 1
             totals.pieces += len(row.lengths)
             totals.tokens += len(row.tokens)
-    except Exception as error:  # whatever a decoder says of damaged bytes may quote them
+    except Exception as error:  # a decoder's message about damaged bytes may quote them
         return f"row {number} cannot be read ({type(error).__name__})"
     return None

@@ -1,15 +1,15 @@
-"""The state of a build on disk or in the bucket: what is to be done, what is done, and where the rows come together.
+"""The state of a build, on disk or in the bucket: what is to do, what is done, and the rows until they are complete.
 
     .rows.build/            beside a local OUT "rows", or OUT/_build of a URL; removed when the rows are in place
         plan.json           options, slices and sizes of the files; no names of files
-        tokenizer/          for `finish`, which is given none
-        units/KEY-000003    tokenised documents, see `units`
-        slices/KEY.json     a slice that is done: how many units, digests of its files
+        tokenizer/          for `finish`, whose command line names none
+        units/KEY-000003    tokenised documents, see `tokenised_unit`
+        slices/KEY.json     a slice that is done: the number of its units, digests of its files
         digests/KEY         sha256 of a file that is read in shares
         rows/               the rows, until they are complete (local only)
 
-A key is a digest of everything that decides the content: options, the file's place, size and time of change, and the
-share of it. So a file that changes has other keys, and what was made of it before is not used.
+A key is a digest of everything that decides the content: the options, and the place, size, time of change and share of the file.
+So a file that changes gets other keys, and the units of its former content are not used.
 """
 
 import fcntl
@@ -22,11 +22,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from command_line import Failure, UsageError
-from data_prep.documents.slices import Member
-from data_prep.rows.format import MANIFEST, Manifest, is_url
-from data_prep.rows.atomic_files import AtomicFiles
-from data_prep.documents.source_file import SourceFile
-from data_prep.building.rows_writer import empty_place, put_in_place
+from data_prep.documents import FORMATS, Member, SourceFile
+from data_prep.rows import MANIFEST, AtomicFiles, Manifest, empty_place, is_url, put_in_place
 
 PLAN = "plan.json"
 REMOTE_STATE = "_build"
@@ -44,7 +41,7 @@ class Plan(BaseModel):
     options: dict[str, Any]  # by the name of the command-line option
     tokenizer_name: str
     sizes: list[int]  # bytes of each file
-    digests: list[str | None]  # key of the files that are digested apart from being read
+    digests: list[str | None]  # of each file: the key, if it is digested apart from reading
     slices: list[Slice]
     left_out: int
 
@@ -54,7 +51,7 @@ class SliceRecord(BaseModel):
     digests: dict[int, str]  # sha256 by the number of the file
 
 
-def key(*facts: Any) -> str:
+def _key(*facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
 
 
@@ -66,12 +63,12 @@ def make_plan(
     slices: list[list[Member]],
     left_out: int,
 ) -> Plan:
-    """`deciding` are the options that decide what is in a unit."""
+    """The plan of a build. `deciding` are the options that decide the content of a unit."""
     places = [f.location if is_url(f.location) else os.path.realpath(f.location) for f in files]
     ends = {m.source: m.end for members in slices for m in members if m.end}  # of the last share of each file
     entries = []
     apart: list[str | None] = [
-        key("digest", place, file.version) if file.format in ("parquet", "arrow") else None
+        _key("digest", place, file.version) if FORMATS[file.format].digested_apart else None
         for place, file in zip(places, files, strict=True)
     ]
     for members in slices:
@@ -80,10 +77,10 @@ def make_plan(
         for member in members:
             file = files[member.source]
             if member.end is not None:
-                apart[member.source] = key("digest", places[member.source], file.version)
+                apart[member.source] = _key("digest", places[member.source], file.version)
             share = 1.0 if member.end is None else (member.end - member.begin) / ends[member.source]
             size += round(file.bytes * share)
-        entries.append(Slice(key=key(deciding, facts), bytes=size))
+        entries.append(Slice(key=_key(deciding, facts), bytes=size))
     return Plan(
         options=options,
         tokenizer_name=tokenizer_name,
@@ -94,7 +91,7 @@ def make_plan(
     )
 
 
-class State:
+class BuildState:
     """The state of the build that makes `out`, a folder or URL."""
 
     def __init__(self, out: str) -> None:
@@ -112,7 +109,7 @@ class State:
         self._lock: Any = None
 
     def finished(self, splits: list[str]) -> list[Manifest] | None:
-        """The manifests where `out` is complete already, else None."""
+        """The manifests, if `out` is complete already, else None."""
         place = AtomicFiles(self.out)
         try:
             return [
@@ -123,7 +120,7 @@ class State:
             return None
 
     def begin(self, plan: Plan, resume: bool, part: tuple[int, int] | None) -> None:
-        """Make the state, or take up the one that is there. Raises Failure where that is not allowed."""
+        """Make the state, or take up the one that is there. Raises Failure or UsageError if that is not allowed."""
         there = self.plan()
         if not self.rows.remote:
             empty_place(self.out)
@@ -138,7 +135,7 @@ class State:
             self._agree(there, plan, part)
         if not self.store.remote:
             os.makedirs(self.store.location, mode=0o700, exist_ok=True)
-            self._own(f"lock-{part[0]}" if part else "lock")
+            self.lock(f"lock-{part[0]}" if part else "lock")
         if there == plan:
             return
         try:
@@ -162,8 +159,9 @@ class State:
                 f" remove {self.shown} to start anew"
             )
 
-    def _own(self, name: str) -> None:
-        self._lock = open(os.path.join(self.store.location, name), "w")  # noqa: SIM115, held until the process ends
+    def lock(self, name: str = "lock") -> None:
+        """Keep other processes from this build, or from this part of it. Raises Failure if one is at work."""
+        self._lock = open(os.path.join(self.store.location, name), "w")  # noqa: SIM115, open until the process ends
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -172,7 +170,7 @@ class State:
             pass
 
     def plan(self) -> Plan | None:
-        """The plan of an unfinished build, or None where there is none."""
+        """The plan of an unfinished build, or None if there is none."""
         try:
             return Plan.model_validate_json(self.store.get(PLAN))
         except FileNotFoundError:
@@ -182,9 +180,29 @@ class State:
         except ValidationError:
             raise Failure(f"{self.shown} is of another version: remove it to start anew") from None
 
+    def finished_units(self, plan: Plan) -> tuple[list[str], list[str]]:
+        """The names of all units, in order, and the sha256 of each file. Raises Failure if something is not done."""
+        stored = self.store.sizes()
+        missing = [n for n, part in enumerate(plan.slices) if f"slices/{part.key}.json" not in stored]
+        lost = [n for n, key in enumerate(plan.digests) if key and f"digests/{key}" not in stored]
+        if missing or lost:
+            first = (missing or lost)[0]
+            raise Failure(
+                f"{len(missing) or len(lost)} of {len(plan.slices)} slices of {self.out!r} are not done, the first of them {first}: "
+                f"run the missing parts (with n parts it belongs to part {first} mod n + 1), then `finish` again"
+            )
+        names: list[str] = []
+        digests = [self.store.get(f"digests/{key}").decode() if key else "" for key in plan.digests]
+        for part in plan.slices:
+            record = SliceRecord.model_validate_json(self.store.get(f"slices/{part.key}.json"))
+            names += [f"units/{part.key}-{number:06}" for number in range(record.units)]
+            for source, digest in record.digests.items():
+                digests[source] = digests[source] or digest
+        return names, digests
+
     def publish(self, written: set[str]) -> None:
         """Put the rows in place and remove the state. `written` are the names of their files."""
-        found = self.rows.sizes(partial=True)  # an earlier attempt, killed, may have left more
+        found = self.rows.sizes(partial=True)  # an earlier attempt that was killed may have left more
         self.rows.remove([name for name in found if name not in written and not name.startswith(f"{REMOTE_STATE}/")])
         if not self.rows.remote:
             put_in_place(Path(self.rows.location), self.final, self.out)

@@ -1,17 +1,17 @@
-"""Documents into rows of at most `row_length` tokens. Pure: no files, no clock, no global random state.
+"""Pack documents into rows of at most `row_length` tokens. Pure: no files, no clock, no global random state.
 
-Best fit over a bounded buffer. A document longer than a row is first cut into pieces at row length. Pieces wait in a
-buffer; when it is full, one row is taken out of it: the longest piece, and beside it the pieces whose lengths together
-come closest to the space that is left (a subset sum over up to 96 pieces of all sizes). Taking simply the longest piece
-that fits, again and again, leaves 6 % of a 512-token row empty where documents have 100 to 300 tokens: 240 + 240 is
-closed by nothing. The pieces of a row are then shuffled, as otherwise every row would begin with its longest.
+Best fit over a bounded buffer. A document longer than a row is first cut into pieces of the row length. Pieces wait in a
+buffer. When it is full, one row leaves it: the longest piece, and beside it the pieces whose lengths together come closest to
+the space that is left (a subset sum over up to 96 pieces of all sizes). The simpler rule, the longest piece that fits, again
+and again, leaves 6 % of a 512-token row empty if documents have 100 to 300 tokens: nothing closes 240 + 240. The pieces of a
+row are then shuffled, for otherwise every row would begin with its longest piece.
 
     row length 10, waiting  7 5 4 4 3 3 2        rows:  7 3 | 5 3 2 | 4 4      (each then shuffled)
 
-Whole documents alone cannot always fill rows: articles of 5,000 tokens leave 15 % of rows of 8,192 empty. Where the fill
-of all rows so far would fall below `fill`, the longest waiting piece is cut to close the row, and its rest goes on waiting
-(such articles: one in five is cut for a fill of 99.5 %). A corpus that fits the buffer and 1,000 rows keeps all
-documents whole that fit a row, since little is to be won there; so does every corpus with `fill` 0.
+Whole documents cannot always fill rows: articles of 5,000 tokens leave 15 % of rows of 8,192 empty. If the fill of all rows
+so far would fall below `fill`, the longest waiting piece is cut to close the row, and its rest goes on waiting (of such
+articles, one in five is cut for a fill of 99.5 %). A corpus that fits the buffer and 1,000 rows keeps whole all documents
+that fit a row, since there is little to win; so does every corpus with `fill` 0.
 
 The rows depend on the order of the documents and the arguments, and on nothing else.
 """
@@ -23,23 +23,23 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.rows.format import Row
+from data_prep.rows import Row
 
 Tokens = NDArray[np.unsignedinteger]
 BUFFER_TOKENS = 1 << 22  # 8 MB of uint16; 512 rows of 8,192
-BUFFER_PIECES = 1 << 14  # keeps the sorted list of very short pieces quick to change
-CANDIDATES = 96  # of a subset sum: 30 microseconds at row length 8,192
+BUFFER_PIECES = 1 << 14  # so that the sorted list stays quick to change when pieces are very short
+CANDIDATES = 96  # pieces of a subset sum, which takes 30 microseconds at row length 8,192
 FILL = 0.995  # share of all rows' space below which documents are cut
 SMALL = 1000  # rows of a corpus too small for cuts
 
 
 def split(document: Tokens, row_length: int) -> list[Tokens]:
-    """The pieces of a document [n]: all of `row_length` tokens but the last, none empty; joined they are it again."""
+    """The pieces of a document [n], none of them empty. All but the last have `row_length` tokens; joined, they are the document."""
     return [document[start : start + row_length] for start in range(0, len(document), row_length)]
 
 
 def best_subset(lengths: Sequence[int], space: int) -> list[int]:
-    """Indices, rising, of the `lengths` (each > 0) whose sum is the largest that is <= `space`; early ones preferred.
+    """Rising indices of those `lengths` (each > 0) whose sum is the largest that is <= `space`. Early ones are preferred.
 
     Bit s of `reach` says that some subset has the sum s, so that one shift adds a length to every sum at once.
     """
@@ -59,7 +59,7 @@ def best_subset(lengths: Sequence[int], space: int) -> list[int]:
 
 
 class OnePerRow:
-    """No packing, for comparisons: each document, or each piece of one longer than a row, is a row."""
+    """No packing, for comparisons: each document is a row, or each piece of it if it is longer than a row."""
 
     policy = "none: one document a row"
 
@@ -80,7 +80,7 @@ class OnePerRow:
 
 
 class BestFit:
-    """Takes documents, gives rows. Every token that goes in comes out once, beside its neighbours of the same piece."""
+    """Takes documents and gives rows. Every token that goes in comes out once, beside its neighbours of the same piece."""
 
     def __init__(
         self,
@@ -105,14 +105,14 @@ class BestFit:
 
     @property
     def policy(self) -> str:
-        """What the manifest says of the packing."""
+        """What the manifest says about the packing."""
         return (
             f"best fit by subset sums, buffer of {self.buffer_tokens} tokens and {self.buffer_pieces} pieces, "
             f"cuts below a fill of {self.fill:g}, seeded shuffle within a row"
         )
 
     def add(self, document: Tokens) -> Iterator[Row]:
-        """Give one document [n], n > 0; yields the rows that leave the buffer for it (exhaust the iterator)."""
+        """Take one document [n], n > 0. Yields the rows that leave the buffer to make room (exhaust the iterator)."""
         self._given += len(document)
         for piece in split(document, self.row_length):
             self._wait(piece)
@@ -120,7 +120,7 @@ class BestFit:
             yield self._take()
 
     def finish(self) -> Iterator[Row]:
-        """The rows that are left once all documents are given."""
+        """The rows that are left when all documents are in."""
         while self._order:
             yield self._take()
 
@@ -139,10 +139,10 @@ class BestFit:
         chosen = [self._pop(-1)]
         space = self.row_length - len(chosen[0])
         while fitting := bisect_right(self._order, (space, self.pieces)):
-            # Spread over all sizes, the longest that fits first, so that no short piece is spent where a long one serves.
+            # Candidates of all sizes, the longest that fits first, so that no short piece is spent where a long one serves.
             count = min(CANDIDATES, fitting)
             places = [fitting - 1 - step * fitting // count for step in range(count)]
-            # `places` fall while indices rise, so that no pop moves a place still to come.
+            # `places` fall while indices rise, so no pop moves a place that is still to come.
             for index in best_subset([self._order[place][0] for place in places], space):
                 chosen.append(self._pop(places[index]))
                 space -= len(chosen[-1])

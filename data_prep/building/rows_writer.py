@@ -1,31 +1,28 @@
-"""A folder of rows in the making."""
+"""Packs documents and writes the folder of rows: shards, tokenizer, index and manifest."""
 
-import os
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-from command_line import Failure, UsageError
-from data_prep.rows.mds import INDEX, ShardWriter, index_bytes
 from data_prep.building.packing import BestFit, OnePerRow, Tokens
-from data_prep.rows.format import MANIFEST, TOKENIZER, Counts, Manifest, Source, is_url, rows_digest, software
-from data_prep.rows.atomic_files import AtomicFiles
-from data_prep.tokenizer.document_tokenizer import DocumentTokenizer
+from data_prep.rows import (
+    INDEX,
+    MANIFEST,
+    TOKENIZER,
+    AtomicFiles,
+    Counts,
+    Manifest,
+    ShardWriter,
+    Source,
+    index_bytes,
+    rows_digest,
+    software,
+)
+from data_prep.tokenizer import DocumentTokenizer
 
 SHARD_BYTES = 64 << 20
 
 
-
-
-
-
-
-
 class RowsWriter:
-    """One folder of rows in the making: takes documents, packs them, writes shards, counts; the manifest comes last."""
+    """One folder of rows in the making. It takes documents, packs them, counts, and writes shards; the manifest comes last."""
 
     def __init__(
         self,
@@ -57,7 +54,7 @@ class RowsWriter:
             self._shards.write(row)
 
     def finish(self, sources: list[tuple[str, int]], dropped: dict[str, int], dropped_tokens: int) -> Manifest:
-        """Write what still waits, the tokenizer, the index, and last the manifest; `sources` are (sha256, bytes)."""
+        """Write the rows that still wait, the tokenizer, the index, and last the manifest. `sources` are (sha256, bytes)."""
         for row in self.packer.finish():
             self._shards.write(row)
         index = self._shards.finish()

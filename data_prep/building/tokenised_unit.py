@@ -1,12 +1,12 @@
-"""A unit of work: some chunks of records to a file of tokenised documents, complete or absent, and back.
+"""A unit of work: chunks of records become a file of tokenised documents, complete or absent.
 
     a line of JSON      counts: documents, tokens, records dropped by reason
     uint32 [documents]  tokens of each
     uint32 [documents]  number of its source file
-    uint8  [documents]  1: it belongs to the validation split
+    uint8  [documents]  1: the document belongs to the validation split
     uint16 or uint32 [tokens]   ids
 
-Where duplicates are to be found, a second file beside it, written first, holds 16 bytes a document: the hash of its text.
+If the build drops duplicates, a second file is written beside it, and before it: 16 bytes a document, the hash of its text.
 """
 
 import json
@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.documents.records import Chunk, Document, Fields, Reason, content_hash, documents, split_of
-from data_prep.rows.format import token_dtype
-from data_prep.rows.atomic_files import AtomicFiles
-from data_prep.tokenizer.document_tokenizer import tokenizer_of
+from data_prep.documents import Chunk, Document, Fields, Reason, content_hash, documents, split_of
+from data_prep.rows import AtomicFiles, token_dtype
+from data_prep.tokenizer import tokenizer_of
 
-BATCH_CHARACTERS = 1 << 19  # what is tokenised at once: encodings take about 100 bytes a token
+BATCH_CHARACTERS = 1 << 19  # that are tokenised at once: encodings take about 100 bytes a token
 HASHES = ".hashes"  # ending of the second file
 
 
@@ -64,7 +63,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every unit of a build has in common; small, as it travels with each."""
+    """What all units of a build have in common. It is small, for it travels with each unit."""
 
     store: AtomicFiles
     tokenizer: tuple[str, str, bool | None]  # arguments of `tokenizer_of`
@@ -76,7 +75,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Done:
-    """What the builder hears of a finished unit."""
+    """What a worker reports of a finished unit."""
 
     slice: int
     documents: int
@@ -123,7 +122,7 @@ class TokeniseUnit:
 
 
 def _batches(chunks: list[Chunk], settings: Settings, dropped: Counter[str]) -> Iterator[list[Document]]:
-    """Documents in batches bounded in characters; what is dropped is counted."""
+    """Documents in batches of about BATCH_CHARACTERS. Counts the dropped records."""
     batch: list[Document] = []
     held = 0
     for chunk in chunks:

@@ -1,9 +1,9 @@
-"""Processes that carry out tasks: callables that can be pickled, together with what they return.
+"""Processes that carry out tasks. A task is a callable; it and its result can be pickled.
 
-Each worker has one pipe and at most one task, so that nothing piles up in memory. Workers are started one by one as tasks
-come, as fresh processes: forking one that has threads can hang, and multiprocessing's "spawn" runs the caller's script again.
-A single task is carried out in this process, as a small corpus is done before a worker has started. A worker dies with its
-parent, also when that is killed.
+Each worker has one pipe and at most one task, so that nothing piles up in memory. Workers start one by one as tasks come. Each is
+a fresh process, for a fork of a process with threads can hang, and multiprocessing's "spawn" runs the caller's script again. This
+process carries out a single task itself, since a small corpus is done before a worker has started. A worker dies with its
+parent, even when the parent is killed.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class WorkerFailure(Failure):
-    """Something unexpected in a worker, already put into words there; `frames` for --traceback."""
+    """An unexpected error in a worker. The worker wrote the message; `frames` are for --traceback."""
 
     def __init__(self, message: str, frames: str) -> None:
         super().__init__(message, frames)
@@ -38,9 +38,9 @@ class WorkerFailure(Failure):
 
 
 def in_processes(tasks: Iterable[Task[Result]], workers: int) -> Iterator[Result]:
-    """The results of all tasks, as they come; at most `workers` run at a time.
+    """The results of all tasks, as they come. At most `workers` tasks run at a time.
 
-    What a task raises is raised here: a Failure as it is, anything else as a WorkerFailure.
+    An exception of a task is raised here: a Failure as it is, any other as a WorkerFailure.
     """
     coming = iter(tasks)
     ahead = list(islice(coming, 2))
@@ -72,7 +72,7 @@ class _Pool:
         self.processes: dict[Connection, subprocess.Popen[bytes]] = {}
 
     def take(self, task: Task[Any], workers: int) -> bool:
-        """Give the task to an idle or a new worker; False where all are busy."""
+        """Give the task to an idle or a new worker. Returns False if all are busy."""
         if not self.idle:
             if len(self.processes) == workers:
                 return False
@@ -88,21 +88,21 @@ class _Pool:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            code = f"from data_prep.building import work; work({theirs.fileno()}, {os.getpid()})"
+            code = f"from data_prep.building.worker_processes import work; work({theirs.fileno()}, {os.getpid()})"
             here = str(Path(__file__).resolve().parents[2])
             path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},  # a worker is one core's work
+                env=os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"},  # a worker uses one core
             )
         connection = Connection(ours.detach())
         self.processes[connection] = process
         self.idle.append(connection)
 
     def results(self) -> Iterator[Any]:
-        """Wait for one result or more."""
+        """Wait for at least one result, and give those that are there."""
         for ready in wait(list(self.busy)):
             assert isinstance(ready, Connection)
             try:
@@ -117,25 +117,25 @@ class _Pool:
 
     def _died(self, connection: Connection) -> Failure:
         process = self.processes[connection]
-        process.kill()  # an end of the pipe is gone; the process nearly always is as well
+        process.kill()  # its end of the pipe is gone, and nearly always the process too
         code = process.wait()
         why = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return Failure(f"a worker process ended {why}, perhaps for want of memory: try fewer --workers")
 
     def close(self) -> None:
         for connection, process in self.processes.items():
-            process.kill()  # what it writes is complete or absent; before its pipe closes, of which it would complain
+            process.kill()  # its files are complete or absent; before its pipe closes, for it would complain of that
             process.wait()
             connection.close()
 
 
 def work(pipe: int, parent: int) -> None:
-    """A worker's life: tasks until the pipe closes."""
+    """Carry out tasks until the pipe closes: a worker's life."""
     connection = Connection(pipe)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its workers
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before that call
+        if os.getppid() != parent:  # the parent died before that call
             return
     while True:
         try:
@@ -151,5 +151,5 @@ def work(pipe: int, parent: int) -> None:
             answer = False, WorkerFailure(describe(error), "".join(traceback.format_tb(error.__traceback__)))
         try:
             connection.send(answer)
-        except OSError:  # nobody waits for it any more
+        except OSError:  # nobody waits for the answer any more
             return

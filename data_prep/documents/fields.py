@@ -1,14 +1,11 @@
-"""Which fields of a record make a document: one, or a template of several; and why a record may hold none."""
+"""Which fields of a record make a document, one or a template of several; and why a record may give none."""
 
-import hashlib
-import json
 import string
-import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-from command_line import Failure, UsageError
+
+from command_line import UsageError
 
 
 class Reason(StrEnum):
@@ -26,7 +23,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Fields:
-    """Which fields make a document: one of them, or a template such as "{title} {body}"; names may be nested (a.b)."""
+    """The fields that make a document: one, or a template such as "{title} {body}". Names may be nested (a.b)."""
 
     text: str = "text"
     template: str | None = None
@@ -42,7 +39,7 @@ class Fields:
         if any(spec or conversion for _, _, spec, conversion in parts):
             raise UsageError(f"--template {self.template!r}: only plain names such as {{title}} may stand in braces")
         if not self._names():
-            raise UsageError(f"--template {self.template!r} names no field; write such as '{{title}} {{body}}'")
+            raise UsageError(f"--template {self.template!r} names no field; write one such as '{{title}} {{body}}'")
         if "" in self._names():
             raise UsageError(f"--template {self.template!r} has empty braces: name a field in them")
 
@@ -52,14 +49,15 @@ class Fields:
         return [name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None]
 
     def columns(self) -> list[str]:
-        """Every name that is read."""
+        """The names of all fields that are read."""
         return list(dict.fromkeys([*self._names(), *([self.group] if self.group else [])]))
 
     def shown(self) -> str:
+        """The names of the text's fields, for messages."""
         return ", ".join(repr(name) for name in self._names())
 
     def document(self, record: dict[str, Any]) -> str | Reason:
-        """The text of a record."""
+        """The text of a record, or the reason why it has none."""
         if self.template is None:
             text = self._value(record, self.text)
         else:
@@ -93,7 +91,7 @@ class Fields:
         return str(value) if numbers and type(value) in (int, float) else Reason.NOT_TEXT
 
     def group_of(self, record: dict[str, Any]) -> str | Reason | None:
-        """The value that keeps records on one side of the split; None where no field is named."""
+        """The value that keeps records on one side of the split. None if the build names no such field."""
         if self.group is None:
             return None
         value = self._value(record, self.group, numbers=True)
@@ -101,7 +99,7 @@ class Fields:
 
 
 def lookup(record: dict[str, Any], name: str) -> Any:
-    """The value of `name`, or of the path a.b where no field has the whole name; Reason.NO_FIELD where there is none."""
+    """The value of the field `name`, else of the path a.b. Reason.NO_FIELD if the record has neither."""
     if name in record:
         return record[name]
     head, dot, rest = name.partition(".")
@@ -110,7 +108,7 @@ def lookup(record: dict[str, Any], name: str) -> Any:
 
 
 def checked(text: str) -> str | Reason:
-    """The text, unless it is blank or no valid Unicode (half of a surrogate pair, or bytes that could not be decoded)."""
+    """The text, or the reason: it is blank, or no valid Unicode (half a surrogate pair, bytes that could not be decoded)."""
     if not text.strip():
         return Reason.EMPTY
     if not text.isascii():

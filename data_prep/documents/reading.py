@@ -1,14 +1,9 @@
-"""How the files of a build are read, and which share of a file is."""
+"""How the files of a build are read, and which share of a file."""
 
-import csv
-import io
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
-from data_prep.documents.records import BrokenRecord, Chunk, Document, Fields, Reason, documents, explain
-from command_line import Failure, UsageError
-from data_prep.documents.source_file import Advance, OpenFile, SourceFile, open_file
+
+from command_line import UsageError
+from data_prep.documents.fields import Fields
 
 
 @dataclass(frozen=True)
@@ -17,7 +12,7 @@ class Reading:
 
     fields: Fields = field(default_factory=Fields)
     encoding: str = "utf-8"  # of text and CSV files; JSONL is UTF-8 by definition
-    delimiter: str | None = None  # of CSV; None: by the file's ending
+    delimiter: str | None = None  # of CSV; None: that of the format
     separator: str | None = None  # between the documents of a text file; None: a file is one document
     unit_bytes: int = 1 << 20
 
@@ -26,7 +21,7 @@ class Reading:
         try:
             "".encode(self.encoding)
         except LookupError:
-            raise UsageError(f"--encoding {self.encoding!r} is not known; such as utf-8 or latin-1") from None
+            raise UsageError(f"--encoding {self.encoding!r} is not known; try utf-8 or latin-1") from None
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise UsageError(f"--delimiter {self.delimiter!r} is not a single character such as ';'")
         if self.separator == "":
@@ -35,11 +30,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Member:
-    """A file, or a share of it: bytes of JSONL or row groups of Parquet from `begin` to before `end` (None: all)."""
+    """A file of a slice, or a share of it: bytes of JSONL or row groups of Parquet, from `begin` to before `end`."""
 
-    source: int
+    source: int  # number of the file
     begin: int = 0
-    end: int | None = None
+    end: int | None = None  # None: to the end of the file, which is then whole
 
     @property
     def whole(self) -> bool:

@@ -1,29 +1,18 @@
-"""From records to documents, or to the reason why a record holds none. Runs in the workers.
+"""From records to documents, or to the reason why a record gives none. Runs in the workers.
 
-A record is a line of JSONL, a row of CSV, Parquet or Arrow, or a whole text. Lines of white space are no records, but
-count as lines, so that a record's number is the line an editor shows.
+A record is a line of JSONL, a row of CSV, Parquet or Arrow, or a whole text. A line of white space is no record, but it counts
+as a line, so that a record's number is the line number in an editor.
 """
 
-import hashlib
 import json
-import string
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-from command_line import Failure, UsageError
+from command_line import Failure
+from data_prep.documents.fields import Fields, Reason, checked
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-
-
-
-
-
-
 
 
 @dataclass
@@ -53,7 +42,7 @@ class Document:
 
 
 class BrokenRecord(Failure):
-    """A record that ends the build; the reader, who knows the file's label, puts it into words."""
+    """A record that ends the build. `slices.in_words` makes the message, for it knows the file's label."""
 
     def __init__(self, source: int, begin: int, number: int, reason: Reason) -> None:
         super().__init__(source, begin, number, reason)
@@ -61,7 +50,7 @@ class BrokenRecord(Failure):
 
 
 def documents(chunk: Chunk, fields: Fields, on_error: str) -> Iterator[Document | Reason]:
-    """A document or a reason for every record; a broken record (empty ones are not) raises unless `on_error` is "skip"."""
+    """A document or a reason for every record. A broken record raises unless `on_error` is "skip"; an empty one is not broken."""
     for number, record in chunk.numbered():
         found = _document(record, chunk, number, fields)
         if on_error == "fail" and isinstance(found, Reason) and found is not Reason.EMPTY:
@@ -98,7 +87,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def explain(reason: Reason, fields: Fields) -> str:
-    """What is wrong with a record and what to do, without a word of its content."""
+    """What is wrong with a record, and the remedy, without a word of its content."""
     skip = "or drop such records with --on-error skip"
     name = "field" if fields.template is None else "one of the fields"
     return {
@@ -111,9 +100,3 @@ def explain(reason: Reason, fields: Fields) -> str:
         Reason.NO_GROUP: f"it has no usable field {fields.group!r}, which --group-field names; {skip}",
         Reason.DUPLICATE: "its text came before",
     }[reason]
-
-
-
-
-
-

@@ -1,4 +1,4 @@
-"""The bytes of a source file, local or at a URL: decompressed, digested and counted while they pass."""
+"""The bytes of a source file, local or at a URL. They are decompressed, digested and counted while they pass."""
 
 import gzip
 import hashlib
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from command_line import Failure
-from data_prep.rows.format import is_url
+from data_prep.rows import filesystem, is_url
 
 CHUNK = 1 << 20  # bytes read from disk at a time
 
@@ -19,10 +19,10 @@ CHUNK = 1 << 20  # bytes read from disk at a time
 class SourceFile:
     location: str  # path or URL
     label: str  # how messages name it
-    format: str  # "jsonl", "text", "csv", "tsv", "parquet" or "arrow"
+    format: str  # a name in `formats.FORMATS`
     compression: str  # "", ".gz" or ".zst"
     bytes: int  # size as stored
-    version: str  # changes when the file does
+    version: str  # changes when the file changes
 
 
 Advance = Callable[[int], object]
@@ -52,7 +52,7 @@ class _Raw(io.RawIOBase):
 
 
 class _Zstd(io.RawIOBase):
-    """Decompressed zstd, any number of frames; EOFError where the last one is cut (zstandard's own reader ends silently)."""
+    """Decompressed zstd, of any number of frames. Raises EOFError if the last one is cut; zstandard's own reader does not."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self.raw = raw
@@ -67,7 +67,7 @@ class _Zstd(io.RawIOBase):
 
         while not self.pending:
             data = self.frame.unused_data if self.frame is not None and self.frame.eof else b""
-            data = data or self.raw.read(CHUNK // 8) or b""  # what 128 KB may grow to is held in memory
+            data = data or self.raw.read(CHUNK // 8) or b""  # 128 KB, for memory holds all that they decompress to
             if not data:
                 if self.frame is not None and not self.frame.eof:
                     raise EOFError
@@ -82,10 +82,12 @@ class _Zstd(io.RawIOBase):
 
 
 class OpenFile:
-    """A source file being read: `stream` has its decompressed bytes, `digest()` the sha256 of all bytes as stored."""
+    """A source file that is open. `stream` gives its decompressed bytes, `digest()` the sha256 of all bytes as stored."""
 
     def __init__(self, file: SourceFile, handle: BinaryIO, advance: Advance) -> None:
-        self.handle = handle  # seekable; what is read from it directly is neither counted nor digested
+        self.file = file
+        self.advance = advance  # for a format that reads from `handle`
+        self.handle = handle  # seekable; bytes read from it directly are neither counted nor digested
         self._raw = _Raw(handle, advance)
         plain: Any = self._raw
         if file.compression == ".gz":
@@ -95,14 +97,14 @@ class OpenFile:
         self.stream = io.BufferedReader(plain, CHUNK)
 
     def digest(self) -> str:
-        while self._raw.read(CHUNK):  # what lies behind the last record
+        while self._raw.read(CHUNK):  # the bytes behind the last record
             pass
         return self._raw.sha256.hexdigest()
 
 
 @contextmanager
 def open_file(file: SourceFile, advance: Advance = ignore) -> Iterator[OpenFile]:
-    """Open `file`; `advance` is called with the number of bytes at each read. Damage becomes a Failure."""
+    """Open `file`. Each read of `stream` calls `advance` with the number of stored bytes. Damage becomes a Failure."""
     import zstandard
 
     try:
@@ -116,7 +118,7 @@ def open_file(file: SourceFile, advance: Advance = ignore) -> Iterator[OpenFile]
         raise Failure(f"{file.label} cannot be read: {error.strerror or type(error).__name__}") from None
     except Failure:
         raise
-    except Exception as error:  # HTTP and cloud libraries have exceptions of their own, which may quote the address
+    except Exception as error:  # HTTP and cloud libraries raise exceptions of their own, which may quote the address
         if not is_url(file.location):
             raise
         raise Failure(f"{file.label} cannot be read ({type(error).__name__})") from None
@@ -125,7 +127,5 @@ def open_file(file: SourceFile, advance: Advance = ignore) -> Iterator[OpenFile]
 def _handle(location: str) -> Any:
     if not is_url(location):
         return open(location, "rb")
-    from data_prep.rows.atomic_files import filesystem
-
     fs, path = filesystem(location)
     return fs.open(path, "rb")

@@ -1,26 +1,19 @@
-"""Hashes of a document's text: which side of the split it is on, and which documents are copies."""
+"""Hashes of a document's normalised text. They decide the side of the split, and tell which documents are copies."""
 
 import hashlib
-import json
-import string
 import unicodedata
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
-from command_line import Failure, UsageError
 
 
 def normalised(text: str) -> bytes:
-    """The text as far as two copies of one document agree: composed Unicode, white space collapsed."""
+    """The text in the form in which two copies of a document agree: composed Unicode, one space for each run of white space."""
     return " ".join(unicodedata.normalize("NFC", text).split()).encode("utf-8")
 
 
 def split_of(text: str, validation: float | None, group: str | None = None) -> str:
-    """The side of the split a document is on, by its normalised text alone, or by its group where it has one.
+    """ "train" or "validation", by the document's normalised text alone, or by its group if it has one.
 
-    So duplicates are on one side, growing the corpus or raising the share moves no document out of validation, and the
-    seed of the packing plays no part.
+    So all copies of a text, or all documents of a group, are on one side. A document in validation stays there when the corpus or
+    the share grows. The seed of the packing plays no part.
     """
     if not validation:
         return "train"
@@ -29,5 +22,5 @@ def split_of(text: str, validation: float | None, group: str | None = None) -> s
 
 
 def content_hash(text: str) -> bytes:
-    """16 bytes that two documents share when their normalised texts do."""
+    """16 bytes, the same for two documents whose normalised texts are the same."""
     return hashlib.blake2b(normalised(text), digest_size=16, person=b"clm-detour-same_").digest()

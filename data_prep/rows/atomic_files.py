@@ -1,7 +1,8 @@
-"""Files and folders that are complete or absent, whatever moment a process is killed at; in a folder or at a URL.
+"""Files and folders that are complete or absent, even if a process is killed; in a folder or at a URL.
 
-A local file is written aside, flushed to the disk and renamed, and so is a local folder. An object store has no rename, but
-an object appears only when all of it has arrived. What belongs together is made valid by a record that is put last.
+A local file is written under a temporary name, flushed to the disk and renamed. A local folder is filled and renamed. An object
+store has no rename, but an object appears only when all of it has arrived. Where several files belong together, one of them
+makes the rest valid and is put last.
 """
 
 import os
@@ -20,11 +21,11 @@ LIBRARIES = {"gs": "gcsfs", "gcs": "gcsfs", "oci": "ocifs", "azure": "adlfs", "a
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL and the path in it. Raises UsageError for a scheme that nothing here can read."""
+    """The fsspec file system of a URL, and the path in it. Raises UsageError if no installed library knows the scheme."""
     import fsspec
 
     scheme, _, rest = url.partition("://")
-    if scheme == "azure":  # streaming's name for what fsspec calls az
+    if scheme == "azure":  # streaming says azure where fsspec says az
         url = f"az://{rest}"
     elif scheme == "oci":
         url = f"oci://{rest}"
@@ -43,7 +44,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def said_of(what: str) -> Iterator[None]:
-    """OSError as a Failure about `what`, which must come from the command line."""
+    """Turn an OSError into a Failure about `what`, which must come from the command line."""
     try:
         yield
     except OSError as error:
@@ -51,7 +52,7 @@ def said_of(what: str) -> Iterator[None]:
 
 
 def _make_private(folder: str) -> None:
-    """`folder` and those above it that are missing, readable by their owner only (os.makedirs sees to the last alone)."""
+    """Make `folder` and all missing ones above it, for their owner only (os.makedirs gives its mode to the last one only)."""
     if not os.path.isdir(folder):
         _make_private(os.path.dirname(folder))
         with suppress(FileExistsError):
@@ -59,7 +60,7 @@ def _make_private(folder: str) -> None:
 
 
 class AtomicFiles:
-    """Files under one place by name, such as "train/shard.00000.mds". Picklable: workers get it as an argument."""
+    """The files at one place, by names such as "train/shard.00000.mds". Can be pickled, for workers get it as an argument."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/") if is_url(location) else os.path.abspath(location)
@@ -93,14 +94,14 @@ class AtomicFiles:
         os.replace(aside, path)
 
     def get(self, name: str) -> bytes:
-        """Raises FileNotFoundError where there is no such file."""
+        """The content of a file. Raises FileNotFoundError if there is no such file."""
         if self.remote:
             path = self._at(name)
             return bytes(self._fs.cat_file(path))
         return Path(self.location, name).read_bytes()
 
     def sizes(self, partial: bool = False) -> dict[str, int]:
-        """Bytes of every file, at all depths; what a killed process left half written is among them with `partial` only."""
+        """Name and bytes of every file, at all depths. `partial`: also files that a killed process left half written."""
         if self.remote:
             root = self._at("")
             with said_of(self.location):
@@ -135,7 +136,7 @@ class AtomicFiles:
 
 
 def empty_place(out: str) -> Path:
-    """The absolute path of a local `out` that does not exist or is an empty folder; else Failure."""
+    """The absolute path of a local `out`. Raises Failure unless it is an empty folder or does not exist."""
     final = Path(os.path.abspath(out))
     if final.is_symlink() or (final.exists() and not final.is_dir()):
         raise Failure(f"--out {out!r} exists and is not a folder")
@@ -145,17 +146,18 @@ def empty_place(out: str) -> Path:
 
 
 def put_in_place(folder: Path, final: Path, out: str) -> None:
+    """Rename `folder` to `final`; messages name it as `out`, as the command line does."""
     try:
-        folder.rename(final)  # over an empty folder too
+        folder.rename(final)  # an empty folder may be there; it is replaced
     except OSError as error:
         raise Failure(f"--out {out!r} could not be put in place: {error.strerror}") from None
 
 
 @contextmanager
 def aside(out: str) -> Iterator[Path]:
-    """A new folder beside `out`, mode 0700, that takes its place when the block ends well and is removed when it does not.
+    """A new folder beside `out`, mode 0700. It becomes `out` if the block ends well, and is removed if it does not.
 
-    Raises Failure where `out` holds anything already.
+    Raises Failure if `out` holds anything already.
     """
     if is_url(out):
         raise UsageError(f"--out {out!r} is a URL: name a local folder")

@@ -1,45 +1,43 @@
-"""Downloads from a URL, with patience: an outage is waited out; what no waiting mends is said at once.
+"""Download files from a URL: wait through an outage, and report at once what waiting cannot mend.
 
 mosaicml-streaming's downloaders do the transfer: s3:// (any endpoint through S3_ENDPOINT_URL), gs://, oci://, azure://, ...
 """
 
 import errno
-import fcntl
 import os
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
+
 from command_line import Failure, Passing
 
-FIRST_PATIENCE = 20.0  # seconds of trying before anything was fetched: a wrong address must be said soon
-PATIENCE = 300.0  # later, through an outage of the store; below the trainer's faults.hang_seconds
-SILENCE = 20.0  # seconds without a byte after which one attempt at s3:// is given up, so that patience can end in time
-ODD_ANSWERS = 20.0  # seconds in which a refusal from a store that was open to us is taken for part of an outage
+FIRST_PATIENCE = 20.0  # seconds of trying before the first file has come: the user must soon hear of a wrong address
+PATIENCE = 300.0  # seconds of trying later, in an outage of the store; less than the trainer's faults.hang_seconds
+SILENCE = 20.0  # seconds without a byte after which an attempt at s3:// ends, so that patience can end in time
+ODD_ANSWERS = 20.0  # seconds during which a refusal counts as part of an outage, if the store has let us in before
 LONGEST_WAIT = 10.0  # seconds between two attempts
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # said of files only, never of connections
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of files only, never of connections
 
 
 class Remote:
-    """Downloads from one URL, with patience. Failure names the URL, which stems from the recipe, and the remedy."""
+    """Downloads from one URL, with patience. A Failure names the URL, which comes from the recipe, and the remedy."""
 
     def __init__(self, url: str, opened: bool = False) -> None:
         self.url = url.rstrip("/")
-        self.opened = (
-            opened  # manifest and index were read, now or at an earlier start: address and credentials are right
-        )
+        # True once manifest and index were read, now or at an earlier start: address and credentials are right.
+        self.opened = opened
         self._reached = opened
-        self._idle: list[Any] = []  # downloaders with their clients, which take long to make; each serves one at a time
+        self._idle: list[
+            Any
+        ] = []  # downloaders and their clients, which take long to make; each serves one file at a time
 
     def download(self, name: str, to: Path, begin: float | None = None) -> None:
-        """`name` below the URL to the file `to`, whole. FileNotFoundError where the store has no such object.
+        """Download `name` below the URL to the file `to`, whole. Raises FileNotFoundError if the store has no such object.
 
-        `begin` (time.monotonic) is when the file was first wanted: who queued for it has been patient already.
+        `begin` (time.monotonic) is the moment when the file was first wanted: time spent in a queue counts as patience.
         """
         begin, wait = time.monotonic() if begin is None else begin, 0.5
         while True:
@@ -50,7 +48,7 @@ class Remote:
                     downloader.download(f"{self.url}/{name}", str(to), timeout=60)
                 if not to.exists():
                     raise _NothingArrived
-                self._idle.append(downloader)  # not after a failure: its connections may be dead
+                self._idle.append(downloader)  # but not after a failure, for its connections may be dead
                 self._reached = True
                 return
             except Failure:
@@ -66,7 +64,7 @@ class Remote:
                         f"{self.url} could not be reached for {waited:.0f} s ({type(error).__name__}): "
                         "check the address (S3_ENDPOINT_URL) and the network, then run the same command to go on"
                     ) from None
-            time.sleep(wait * random.uniform(0.5, 1))  # many ranks must not come back at once
+            time.sleep(wait * random.uniform(0.5, 1))  # random, so that many ranks do not come back at the same moment
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _downloader(self) -> Any:
@@ -82,7 +80,7 @@ class Remote:
         except ValueError:
             raise _Unsupported from None
         if self.url.startswith("s3://"):
-            # Its own would try for three minutes at an address that a firewall swallows; ours tries once, and we again.
+            # streaming's client tries for three minutes where a firewall swallows packets. Ours tries once; we repeat it.
             downloader._s3_client = client(attempts=1, silence=SILENCE)
         return downloader
 
@@ -105,12 +103,12 @@ class _Unsupported(Exception):
 
 
 class _NothingArrived(Exception):
-    """The downloader reported success and wrote nothing: streaming's for gs:// swallows errors."""
+    """The downloader reported success and wrote nothing: streaming's downloader for gs:// swallows errors."""
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What the file system says against the cache `folder` as a Failure. Other errors pass, those of connections too."""
+    """Turn an error of the file system about the cache `folder` into a Failure. All other errors pass, also those of connections."""
     try:
         yield
     except OSError as error:
@@ -124,7 +122,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def refusal(error: BaseException) -> str | None:
-    """What no waiting mends: "missing", "credentials", "library" or "scheme"; None for an outage. For every cloud's library."""
+    """What waiting cannot mend: "missing", "credentials", "library" or "scheme"; None for an outage. Knows every cloud's library."""
     answer = getattr(error, "response", None)
     code = str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
     status = code or str(
@@ -155,7 +153,7 @@ def refusal(error: BaseException) -> str | None:
 
 
 def _bucket_exists(url: str) -> bool:
-    """False only where the store says so."""
+    """False only if the store says that the bucket does not exist."""
     from data_prep.rows.s3 import client
 
     try:

@@ -11,33 +11,28 @@ A row holds whole documents or pieces of documents, one after the other, never p
     tokens   uint16 or uint32 [length]   ids, special tokens included; length <= manifest.row_length
     lengths  uint32 [documents]          length of each piece; they sum to len(tokens)
 
-`lengths` is the single source of document boundaries; nothing is ever guessed from a separator token.
+`lengths` is the single source of document boundaries. Nothing is ever guessed from a separator token.
 """
 
 import hashlib
 import json
-import os
-import threading
-import time
 import tomllib
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from data_prep.rows.shard_cache import VERIFY, Ahead, Remote, Shard, ShardFiles, writing
 from command_line import Failure
 
 FORMAT_VERSION = 1
+INDEX = "index.json"
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
-
+HASH = "xxh64"  # of every shard, in index.json; checked after each download and whenever a local shard is opened
 
 
 class _Strict(BaseModel):
@@ -45,21 +40,23 @@ class _Strict(BaseModel):
 
 
 class TokenizerInfo(_Strict):
-    name: str  # as given on the command line, the last path component only
+    name: str  # as the command line gives it, the last path component only
     digest: str  # `tokenizer_digest` of tokenizer.json
     vocabulary: int  # ids are below this
     special: dict[str, int]  # such as {"[CLS]": 0, "[SEP]": 1}: every special token; never masked, never random
     roles: dict[str, int]  # of "cls", "sep", "mask", "pad" and, where there is one, "unk"
-    add_prefix_space: bool | None = None  # whether a document's first word is as after a space; None: no such setting
+    add_prefix_space: bool | None = (
+        None  # treat a document's first word as if a space stood before it; None: no such setting
+    )
 
 
 class Counts(_Strict):
     documents: int  # that reached the rows
-    pieces: int  # entries of `lengths`: documents, plus one for every split
+    pieces: int  # entries of `lengths`: one for each document, and one more for each cut
     tokens: int
     rows: int
     dropped: dict[str, int]  # reason -> documents
-    dropped_tokens: int = 0  # of duplicates; whatever else is dropped is dropped before it has tokens
+    dropped_tokens: int = 0  # of duplicates; all other drops happen before a record has tokens
 
 
 class Source(_Strict):
@@ -81,7 +78,9 @@ class Manifest(_Strict):
     sources: list[Source]
     seed: int
     rows_digest: str  # `rows_digest` of index.json
-    repaired: list[str] = []  # what `repair` dropped: `counts` tell what is left, `sources` and documents what was
+    repaired: list[
+        str
+    ] = []  # what `repair` dropped: rows, pieces and tokens are then what is left, documents and sources what was built
 
     @property
     def fill(self) -> float:
@@ -118,7 +117,7 @@ def columns(vocabulary: int) -> dict[str, str]:
 
 
 def tokenizer_digest(folder: str | Path) -> str:
-    """sha256 of what tokenizer.json means: the same whatever library version wrote the file."""
+    """sha256 of the meaning of tokenizer.json: the same, whichever library version wrote the file."""
     return content_digest(tokenizer_content(folder))
 
 
@@ -137,10 +136,10 @@ def tokenizer_content(folder: str | Path) -> dict[str, Any]:
 
 
 def content_digest(content: dict[str, Any]) -> str:
-    """`tokenizer_digest` of a tokenizer.json that was read.
+    """`tokenizer_digest` of the content of a tokenizer.json.
 
-    Padding and truncation are settings of a call, not of the tokenizer; merges are written "a b" by older versions of
-    tokenizers and ["a", "b"] by newer ones.
+    Padding and truncation are left out: they are settings of a call, not of the tokenizer. Older versions of tokenizers write
+    a merge as "a b", newer ones as ["a", "b"]; both give the same digest.
     """
     content = {key: value for key, value in content.items() if key not in ("padding", "truncation")}
     model = content.get("model")
@@ -156,7 +155,7 @@ def rows_digest(index: dict[str, Any]) -> str:
 
 
 def software() -> str:
-    """Name and version of this software, installed or run from a checkout: rows must not depend on which."""
+    """Name and version of this software. Rows must not depend on whether it is installed or run from a checkout."""
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     try:
         return f"clm-detour {version('clm-detour')}"
@@ -166,5 +165,3 @@ def software() -> str:
 
 def is_url(location: str | Path) -> bool:
     return "://" in str(location)
-
-

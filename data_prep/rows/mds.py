@@ -1,12 +1,12 @@
-"""MDS shards of packed rows, written and read without mosaicml-streaming.
+"""Write and read MDS shards of packed rows without mosaicml-streaming.
 
-Importing streaming costs 6 s and 0.85 GB (it pulls torch), which no worker can afford. The layout (version 2, "joint"):
+The import of streaming takes 6 s and 0.85 GB (it imports torch), too much for a worker. The layout (version 2, "joint"):
 
     uint32 samples | uint32 offsets[samples + 1] | JSON configuration | samples
-    sample: uint32 bytes of `lengths`, uint32 bytes of `tokens`, then both; columns stand in the order of their names
-    column: byte (dimensions << 2 | log2 of the size of a dimension's number), the dimension, the values
+    sample: uint32 bytes of `lengths`, uint32 bytes of `tokens`, then both columns, in the order of their names
+    column: one byte (dimensions << 2 | log2 of the bytes of the next number), the dimension, the values
 
-The tests compare it byte for byte with what streaming.MDSWriter writes, and read it by streaming's own reader.
+The tests compare our shards byte for byte with those of streaming.MDSWriter, and read them with streaming's own reader.
 """
 
 import json
@@ -17,16 +17,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from data_prep.rows.shard_cache import HASH
-from data_prep.rows.format import Row, columns
+from data_prep.rows.format import HASH, Row, columns
 
-INDEX = "index.json"
-OFFSET_BYTES = 4  # of a sample, besides its own
+OFFSET_BYTES = 4  # that a sample adds to the list of offsets
 ZSTD_LEVEL = 3
 
 
 class ShardWriter:
-    """Rows to shards of at most `size_limit` bytes (a single larger row makes a shard of its own), given to `put`."""
+    """Writes rows into shards of at most `size_limit` bytes and hands each to `put`. A larger row gets a shard of its own."""
 
     def __init__(
         self, put: Callable[[str, bytes], None], vocabulary: int, size_limit: int, compression: str | None = None
@@ -73,15 +71,14 @@ class ShardWriter:
             import zstandard
 
             name += ".zstd"
-            data = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(
-                data
-            )  # writes the content size, as streaming needs
+            # `compress` writes the content size, which streaming needs.
+            data = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)
             entry["zip_data"] = _described(name, data)
         self.shards.append(entry | self._settings)
         self._put(name, data)
 
     def finish(self) -> dict[str, Any]:
-        """Write what is left; the content of index.json."""
+        """Write the rows that are left. Returns the content of index.json."""
         if self._samples:
             self._flush()
         return {"version": 2, "shards": self.shards}
@@ -106,7 +103,7 @@ def _column(values: NDArray[np.unsignedinteger]) -> bytes:
 
 
 class ShardData:
-    """A whole shard in memory. Raises ValueError where its bytes cannot be a shard of packed rows."""
+    """A whole shard in memory. Raises ValueError if its bytes cannot be a shard of packed rows."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)

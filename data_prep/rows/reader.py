@@ -1,7 +1,7 @@
 """Read packed rows by index, from a folder or a URL.
 
-mosaicml-streaming's downloaders and shard reader are used. Its `StreamingDataset`, with its shared memory, its iteration
-and its resumable state, is not: reading has no state but the files in the cache.
+We use mosaicml-streaming's downloaders and its shard reader. We do not use its `StreamingDataset`, which brings shared
+memory, an iteration and a resumable state: our reader has no state but the files in the cache.
 """
 
 import hashlib
@@ -9,31 +9,29 @@ import json
 import os
 import threading
 import time
-import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
-from data_prep.rows.shard_cache import VERIFY, Ahead, Remote, Shard, ShardFiles, writing
+from pydantic import ValidationError
+
 from command_line import Failure
-from data_prep.rows.format import MANIFEST, TOKENIZER, Manifest, Row, columns, is_url, rows_digest
+from data_prep.rows.downloads import Remote, writing
+from data_prep.rows.format import INDEX, MANIFEST, TOKENIZER, Manifest, Row, columns, is_url, rows_digest
+from data_prep.rows.shard_cache import VERIFY, Ahead, Shard, ShardFiles
 
 AHEAD_THREADS = 4  # downloads in the background, of each process
 TOUCH_EVERY = 5.0  # seconds: how finely "least recently used" is told
-EVICTIONS = 10  # of a shard between its download and its reading, before the cache counts as too small
+EVICTIONS = (
+    10  # times a shard may be removed between its download and its reading, before the cache counts as too small
+)
 
 
 class Rows:
-    """Rows of one folder or URL, read by index. Any number of threads and processes may share a cache.
-
-    mosaicml-streaming's downloaders and its shard reader are used; its `StreamingDataset`, with its shared memory, its
-    iteration and its resumable state, is not. Reading has no state but the files in the cache.
-    """
+    """Rows of one folder or URL, read by index. Any number of threads and processes may share a cache."""
 
     def __init__(
         self,
@@ -42,11 +40,13 @@ class Rows:
         cache_limit: int | None = None,
         opened_before: bool = False,
     ) -> None:
-        """`cache`: where shards of a URL are kept, at most `cache_limit` bytes of them for all sources of a node.
+        """`cache`: the folder that holds shards of a URL, at most `cache_limit` bytes for all sources of a node.
 
-        `opened_before`: the run has read these rows at an earlier start. Silence is then an outage, to be waited out.
+        `opened_before`: the run has read these rows at an earlier start. Silence then means an outage, and we wait.
         """
-        from streaming.base.format import reader_from_json  # costs seconds; commands that only print must not pay it
+        from streaming.base.format import (
+            reader_from_json,  # takes seconds; commands that only print must not wait for it
+        )
 
         self.location = str(location)
         if is_url(location):
@@ -55,8 +55,8 @@ class Rows:
             self._files = self._remote_files(Path(cache), cache_limit, opened_before)
         else:
             folder = Path(location)
-            if not (folder / "index.json").is_file():
-                if (folder / "train" / "index.json").is_file():
+            if not (folder / INDEX).is_file():
+                if (folder / "train" / INDEX).is_file():
                     raise Failure(f"no rows at {location} itself: name {location}/train, or {location}/validation")
                 reason = "there is no such folder" if not folder.is_dir() else "it has no index.json"
                 raise Failure(f"no rows at {location}: {reason}; `python -m data_prep build` makes them")
@@ -79,7 +79,7 @@ class Rows:
             self._files.remote.opened = True
 
     def _remote_files(self, cache: Path, limit: int | None, opened_before: bool) -> ShardFiles:
-        """The manifest is read anew each time: rows that were built again are other rows, in another folder."""
+        """The manifest is downloaded each time. Rows that were built again are other rows, so they get another folder."""
         remote = Remote(self.location, opened_before)
         place = hashlib.sha256(self.location.encode()).hexdigest()[:16]
         aside = cache / f".{place}.{os.getpid()}.{threading.get_ident()}.tmp"
@@ -117,7 +117,7 @@ class Rows:
             raise Failure(f"{self.location}/{MANIFEST} cannot be used: {where} is wrong for this version") from None
 
     def _read_index(self) -> dict[str, Any]:
-        path = self._fetch("index.json")
+        path = self._fetch(INDEX)
         try:
             index: dict[str, Any] = json.loads(path.read_bytes())
             expected = columns(self.manifest.tokenizer.vocabulary)
@@ -135,7 +135,7 @@ class Rows:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, index: int) -> Row:
-        """Row `index`, 0 <= index < len(self); downloads its shard first where that is needed."""
+        """Row `index`, 0 <= index < len(self). Downloads its shard first if it is not there."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         shard = int(np.searchsorted(self._ends, index, side="right"))
@@ -144,7 +144,7 @@ class Rows:
             sample = self._read(shard, within)
             row = Row(sample["tokens"], sample["lengths"])
         except Exception as error:
-            # Whatever streaming or numpy says of a damaged shard may quote it; our own lines name the shard.
+            # Messages of streaming and numpy about a damaged shard may quote it. Ours only name the shard.
             if isinstance(error, Failure):
                 raise type(error)(f"{self.location}: row {index} of shard {shard} cannot be read: {error}") from None
             raise Failure(
@@ -165,7 +165,7 @@ class Rows:
                 self._touched[shard] = time.monotonic()
             try:
                 return self._readers[shard][within]
-            except FileNotFoundError:  # it made room for another one, of this process or another
+            except FileNotFoundError:  # this process or another removed it to make room
                 self._ready[shard] = False
                 self._ahead.forget(shard)
                 if attempt == EVICTIONS - 1 or self._files.limit is None:
@@ -173,7 +173,7 @@ class Rows:
         raise AssertionError
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Rows that will be read soon: their shards are fetched in the background. Nothing to do in a local folder."""
+        """Fetch the shards of these rows in the background, for they will be read soon. Does nothing in a local folder."""
         if not is_url(self.location):
             return
         for shard in dict.fromkeys(np.searchsorted(self._ends, list(indices), side="right").tolist()):
@@ -182,14 +182,14 @@ class Rows:
 
     @property
     def shard_bytes(self) -> NDArray[np.int64]:
-        """Of each shard, as it lies in the cache."""
+        """[shards] Bytes of each shard as it lies in the cache, unpacked."""
         return np.array([shard.bytes for shard in self._shards], np.int64)
 
     def __iter__(self) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))
 
     def tokenizer_folder(self) -> Path:
-        """The tokenizer's files beside the rows, downloaded where the rows are at a URL."""
+        """The folder of the tokenizer's files beside the rows. Downloads them if the rows are at a URL."""
         for name in ("tokenizer.json", "tokenizer_config.json"):
             self._fetch(f"{TOKENIZER}/{name}")
         return self.folder / TOKENIZER

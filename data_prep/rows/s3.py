@@ -1,8 +1,12 @@
-"""s3:// for fsspec through boto3, which mosaicml-streaming brings and configures the same way.
+"""s3:// for fsspec through boto3, which mosaicml-streaming needs anyway.
 
-s3fs pins another botocore than boto3 does; this file is all that data preparation needs of it. The endpoint, keys and region
-come from the variables that streaming reads (S3_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_DEFAULT_REGION) or from boto3's own configuration files; none of them is ever shown or stored.
+Why not s3fs (as of 2026-12-07): its newest version, 2026.9.0, needs aiobotocore, whose newest version, 3.10.0, allows botocore
+1.43.115 to 1.43.117 only. boto3 1.44.18, which is installed here, needs botocore 1.44.18 or later. So s3fs would hold boto3
+back at each release. Besides, s3fs 2026.9.0 needs fsspec 2026.9.0 where datasets 5.0.1 allows 2026.6.0 at most.
+This file holds the little that we need of s3fs.
+
+The endpoint, keys and region come from the variables that streaming reads (S3_ENDPOINT_URL, AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION) or from boto3's own configuration files. None of them is ever shown or stored.
 """
 
 import errno
@@ -16,11 +20,11 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-DELETE_AT_ONCE = 1000  # what one request may name
+DELETE_AT_ONCE = 1000  # objects that one request may name
 
 
 def connected() -> "S3FileSystem":
-    """One connection for all that this process does with the same settings: making one costs 0.3 s."""
+    """The connection that this process shares as long as the settings stay the same, for making one costs 0.3 s."""
     return _connected(tuple(sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "S3_")))))
 
 
@@ -30,18 +34,18 @@ def _connected(settings: tuple[tuple[str, str], ...]) -> "S3FileSystem":
 
 
 def client(attempts: int, silence: float) -> Any:
-    """boto3's client: `attempts` for each request, each given up after 10 s without a connection or `silence` seconds of nothing."""
+    """boto3's client. It makes `attempts` at each request, and ends one after 10 s without a connection or `silence` s without a byte."""
     import boto3
     from botocore.config import Config
 
     retries = {"mode": "standard", "total_max_attempts": attempts}
     config = Config(retries=retries, connect_timeout=10, read_timeout=silence)
-    # The default session would keep the credentials it saw first.
+    # A new session, for the default one keeps the credentials it saw first.
     return boto3.session.Session().client("s3", endpoint_url=os.environ.get("S3_ENDPOINT_URL") or None, config=config)
 
 
 class S3FileSystem(AbstractFileSystem):
-    """Listing, reading by range, writing and deleting whole objects. Paths are `bucket/key`. Raises OSError."""
+    """Lists objects, reads ranges of them, writes and deletes whole ones. Paths are `bucket/key`. Raises OSError."""
 
     protocol = "s3"
     cachable = False
@@ -56,7 +60,9 @@ class S3FileSystem(AbstractFileSystem):
             pages = self.client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=bucket, Prefix=prefix, Delimiter=delimiter):
                 for entry in page.get("Contents", []):
-                    if entry["Key"] != prefix or not prefix.endswith("/"):  # an empty object that stands for a folder
+                    if entry["Key"] != prefix or not prefix.endswith(
+                        "/"
+                    ):  # not the empty object that stands for a folder
                         yield _file(f"{bucket}/{entry['Key']}", entry)
                 for entry in page.get("CommonPrefixes", []):
                     yield {"name": f"{bucket}/{entry['Prefix'].rstrip('/')}", "size": 0, "type": "directory"}
@@ -103,7 +109,7 @@ class S3FileSystem(AbstractFileSystem):
             return bytes(self.client.get_object(Bucket=bucket, Key=key, **span)["Body"].read())
 
     def pipe_file(self, path: str, value: bytes, **ignored: Any) -> None:
-        """Write an object: it appears whole or not at all."""
+        """Write an object, which appears whole or not at all."""
         bucket, _, key = self._strip_protocol(path).partition("/")
         with _plain_errors():
             self.client.put_object(Bucket=bucket, Key=key, Body=value)
@@ -135,7 +141,7 @@ def _file(name: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """boto3's errors as OSError with words of our own: theirs quote keys and addresses."""
+    """Turn boto3's errors into OSError with messages of our own, for boto3's messages quote keys and addresses."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     try:

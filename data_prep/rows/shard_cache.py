@@ -1,14 +1,12 @@
 """The shards of a URL in a local folder that all processes of a node share.
 
-A file is fetched under a name of its own while its lock is held, checked against the index (size and hash), and renamed:
-it is there whole or not at all, and each shard crosses the network once a node. With a limit, the shards that were not
-used for longest make room.
+A process locks a shard, fetches it under a temporary name, checks its size and hash against the index, and renames it. So a
+shard is there whole or not at all, and crosses the network once a node. If the cache has a limit, the least recently used
+shards make room for new ones.
 """
 
-import errno
 import fcntl
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +16,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from command_line import Failure, Passing
+from command_line import Failure
 from data_prep.rows.downloads import Remote, writing
+from data_prep.rows.format import HASH
 
-ABANDONED = 3600.0  # seconds after which a reservation is one of a process that was killed
-HASH = "xxh64"  # of every shard, in index.json; checked after each download, and where local rows are read
+ABANDONED = 3600.0  # seconds after which a reservation must be that of a process that was killed
+VERIFY = "`python -m data_prep verify` tells more"
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Shard:
     name: str  # of the raw file
     bytes: int
     hash: str | None
-    zip_name: str | None = None  # what lies at the URL, where it is compressed
+    zip_name: str | None = None  # of the compressed file, the one at the URL; None: shards are not compressed
     zip_bytes: int = 0
     zip_hash: str | None = None
     compression: str | None = None
@@ -52,20 +51,8 @@ class Shard:
         )
 
 
-
-
-
-
-
-
-
-
-
-
-
-
 class ShardFiles:
-    """The shards of one source in `folder`, fetched from `remote`; or those of a local folder, where `remote` is None.
+    """The shards of one source in `folder`, fetched from `remote`. If `remote` is None, they are in the local folder already.
 
     Reading has no state but the files: any number of threads and processes may use one folder.
     """
@@ -75,7 +62,7 @@ class ShardFiles:
         self._room = folder.parent / ".room"
 
     def file(self, name: str) -> Path:
-        """A small file beside the shards. FileNotFoundError where there is none."""
+        """The path of a small file beside the shards. Raises FileNotFoundError if there is none."""
         path, begin = self.folder / name, time.monotonic()
         if self.remote is not None and not path.exists():
             with writing(self.folder):
@@ -88,10 +75,10 @@ class ShardFiles:
         return path
 
     def ensure(self, shard: Shard) -> Path:
-        """The shard's raw file, fetched and checked where it is not there. Failure names it where it is damaged."""
+        """The path of the shard's raw file, fetched and checked if it is not there. A Failure names a damaged shard."""
         path, begin = self.folder / shard.name, time.monotonic()
         if _size(path) == shard.bytes:
-            if self.remote is None:  # what was fetched was checked then
+            if self.remote is None:  # a fetched shard was checked when it came
                 self._check(path, shard.name, shard.bytes, shard.hash)
             return path
         if self.remote is None:
@@ -103,7 +90,7 @@ class ShardFiles:
             if _size(path) == shard.bytes:
                 return path  # another process was faster
             for left in self.folder.glob(f".{shard.name}.*.tmp"):
-                left.unlink(missing_ok=True)  # of a process that was killed
+                left.unlink(missing_ok=True)  # left by a process that was killed
             path.unlink(missing_ok=True)
             with self._reserved(shard):
                 return self._fetch(shard, begin)
@@ -115,7 +102,7 @@ class ShardFiles:
             name, size, digest = shard.zip_name, shard.zip_bytes, shard.zip_hash
         aside = self._aside(name)
         try:
-            for attempt in (1, 2):  # the transfer itself may have damaged it
+            for attempt in (1, 2):  # a second time, for the transfer may have damaged it
                 try:
                     self.remote.download(name, aside, begin)
                     self._check(aside, name, size, digest)
@@ -160,7 +147,7 @@ class ShardFiles:
             raise Failure(f"{place}: shard {name} is damaged: its hash is not the index's; {VERIFY}")
 
     def touch(self, shard: Shard) -> None:
-        """The shard was used just now."""
+        """Note that the shard was used just now."""
         if self.limit is not None:
             with suppress(OSError):
                 os.utime(self.folder / shard.name)
@@ -169,7 +156,7 @@ class ShardFiles:
 
     @contextmanager
     def _reserved(self, shard: Shard) -> Iterator[None]:
-        """Keep the node's cache within its limit while the shard is fetched: the least recently used ones go."""
+        """Make room for the shard and reserve it while the shard is fetched, so that the node's cache keeps its limit."""
         if self.limit is None:
             yield
             return
@@ -185,7 +172,7 @@ class ShardFiles:
             note.unlink(missing_ok=True)
 
     def _evict(self, allowed: int) -> None:
-        """Remove shards, those not used for longest first, until at most `allowed` bytes are left in all sources' folders."""
+        """Remove the least recently used shards until the folders of all sources hold at most `allowed` bytes."""
         held, total = [], 0
         for path in self.folder.parent.glob("*/*"):
             reservation = path.name.endswith(".room")
@@ -210,9 +197,6 @@ class ShardFiles:
         return _locked(self.folder / ".locks" / name.replace("/", "."))
 
 
-VERIFY = "`python -m data_prep verify` tells more"
-
-
 def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size
@@ -232,7 +216,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock of all threads and processes of this node. A file system without locks costs a second download, no more."""
+    """Hold a lock among all threads and processes of this node. Without locks in the file system, a shard may come twice."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(path, "w") as handle:
         with suppress(OSError):
@@ -241,7 +225,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class Ahead:
-    """Carries out work in the background, each key once; what fails there fails again, and is said, where it is needed."""
+    """Does work in the background, once for each key. An error there is ignored: it comes again where the result is needed."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -255,7 +239,7 @@ class Ahead:
         self._work.put(work)
         if self._threads:
             self._threads -= 1
-            # A daemon, for a download that waits out an outage must not keep the process from ending.
+            # A daemon: a download that waits through an outage must not keep the process alive.
             threading.Thread(target=self._carry_out, name="look-ahead", daemon=True).start()
 
     def _carry_out(self) -> None:

@@ -1,7 +1,7 @@
-"""The tokenizer of a build: loaded from a Hugging Face folder or name, checked, applied to documents, copied beside the rows.
+"""The tokenizer of a build: it is loaded by folder or Hugging Face name, checked, applied to documents, copied beside the rows.
 
-A document's special tokens are those the tokenizer's own post-processor adds, such as [CLS] text [SEP]. Words of the *text*
-that look like special tokens, such as "[SEP]" in a note about BERT, are tokenised as words.
+A document gets the special tokens that the tokenizer's own post-processor adds, such as [CLS] text [SEP]. A word of the *text*
+that looks like a special token, such as "[SEP]" in a note about BERT, is tokenised as a word.
 """
 
 import json
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from command_line import Failure
-from data_prep.rows.format import TokenizerInfo, content_digest, token_dtype, tokenizer_content
+from data_prep.rows import TokenizerInfo, content_digest, token_dtype, tokenizer_content
 
-ROLES = {  # role -> names looked for where the tokenizer's configuration names none
+ROLES = {  # role -> usual names, tried if the tokenizer's configuration names no token
     "cls": ("[CLS]", "<s>", "<cls>"),
     "sep": ("[SEP]", "</s>", "<sep>", "<eos>"),
     "mask": ("[MASK]", "<mask>"),
@@ -29,16 +29,16 @@ FILES = (
     *("tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt"),
     *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
-# Keys of tokenizer_config.json that hold paths of the machine it was saved on, or that would run a stranger's code.
+# Keys of tokenizer_config.json that hold paths of the machine where it was saved, or that would run a stranger's code.
 PRIVATE_KEYS = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file", "special_tokens_map_file", "auto_map")
-MODEL_MAX_LENGTH = 8192  # written where a tokenizer comes without a configuration
+MODEL_MAX_LENGTH = 8192  # for a tokenizer that comes without a configuration
 
 
 class DocumentTokenizer:
-    """Texts to arrays of ids. Raises Failure where the tokenizer cannot serve an encoder."""
+    """Turns texts into arrays of ids. Raises Failure if the tokenizer does not suit an encoder."""
 
     def __init__(self, folder: Path, name: str, add_prefix_space: bool | None = None) -> None:
-        """`add_prefix_space`: whether a document's first word is taken as if after a space; None: as the tokenizer has it."""
+        """`add_prefix_space`: treat a document's first word as if a space stood before it. None: as the tokenizer does."""
         from tokenizers import Tokenizer
 
         self.folder = folder
@@ -59,7 +59,7 @@ class DocumentTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
         if getattr(self._tokenizer.model, "dropout", None):
-            self._tokenizer.model.dropout = None  # random merges would give other rows each time
+            self._tokenizer.model.dropout = None  # random merges would give other rows at each build
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         self.roles = _roles(folder, name, ids)
         special = {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
@@ -73,11 +73,13 @@ class DocumentTokenizer:
         self._is_special = np.zeros(vocabulary, bool)
         self._is_special[[i for i in special.values() if i != self._unknown]] = True
         edges = np.array(self._tokenizer.encode("").ids, np.int64)
-        self.edges = int(self._is_special[edges].sum())  # special tokens a document gets, 0 where there is no rule
+        self.edges = int(
+            self._is_special[edges].sum()
+        )  # number of special tokens that a document gets; 0: no rule adds any
 
     @cached_property
     def info(self) -> TokenizerInfo:
-        """The manifest's entry. Made when asked for: the digest costs 0.3 s, and workers need none."""
+        """The manifest's entry. Made on first use, for the digest takes 0.3 s and workers do not need it."""
         content = tokenizer_content(self.folder) if self._changed is None else json.loads(self._changed)
         return TokenizerInfo(
             name=self.arguments[1],
@@ -89,14 +91,14 @@ class DocumentTokenizer:
         )
 
     def encode(self, texts: list[str]) -> list[NDArray[np.unsignedinteger]]:
-        """One array [n] a text, special tokens included; [0] where nothing is left of the text. Uses every core."""
+        """One array [n] a text, special tokens included; an empty one if nothing of the text is left. Uses every core."""
         return [self._ids(encoding) for encoding in self._tokenizer.encode_batch_fast(texts)]
 
     def _ids(self, encoding: Any) -> NDArray[np.unsignedinteger]:
-        ids = np.array(encoding.ids, self.dtype)  # OverflowError, never a wrap, should an id not fit
+        ids = np.array(encoding.ids, self.dtype)  # an id that does not fit raises OverflowError and never wraps
         special = self._is_special[ids]
         if int(special.sum()) != self.edges:
-            # Some models (unigram, word level) hold "<mask>" as an ordinary entry and find it in a text that has the word.
+            # Some models (unigram, word level) have "<mask>" as an ordinary entry, so they find it in a text with that word.
             stray = special & ~np.array(encoding.special_tokens_mask, bool)
             if self._unknown is None:
                 ids = ids[~stray]
@@ -108,7 +110,7 @@ class DocumentTokenizer:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
     def files(self) -> dict[str, bytes]:
-        """The tokenizer's files by name, with a configuration that names its special tokens and no path."""
+        """The tokenizer's files by name. The configuration names its special tokens, and holds no path."""
         found = {file: (self.folder / file).read_bytes() for file in FILES if (self.folder / file).is_file()}
         if self._changed is not None:
             found["tokenizer.json"] = self._changed.encode()
@@ -127,13 +129,13 @@ class DocumentTokenizer:
 
 @lru_cache(maxsize=1)
 def tokenizer_of(folder: str, name: str, add_prefix_space: bool | None) -> DocumentTokenizer:
-    """The tokenizer of this process's tasks, loaded once."""
+    """The tokenizer for the tasks of this process, loaded once."""
     return DocumentTokenizer(Path(folder), name, add_prefix_space)
 
 
 def load_tokenizer(given: str, add_prefix_space: bool | None = None) -> DocumentTokenizer:
-    """A folder with a tokenizer.json, or a name on the Hugging Face hub (downloaded, or found in its cache)."""
-    tokenizer_of.cache_clear()  # the folder may hold another one by now
+    """Load `given`, a folder with a tokenizer.json or a name on the Hugging Face hub (downloaded, or found in its cache)."""
+    tokenizer_of.cache_clear()  # the folder may hold another tokenizer by now
     path = Path(given)
     if path.is_dir():
         return tokenizer_of(str(path.resolve()), path.resolve().name, add_prefix_space)
@@ -158,7 +160,7 @@ def json_bytes(content: dict[str, Any]) -> bytes:
 
 
 def _prefix_space(part: Any, wanted: bool | None) -> bool | None:
-    """The setting within a pre-tokenizer's description, after setting it where `wanted` says so; None where it has none."""
+    """The setting in a pre-tokenizer's description, after setting it to `wanted` unless that is None; None if it has no such setting."""
     if not isinstance(part, dict):
         return None
     found = [state for inner in part.get("pretokenizers", []) if (state := _prefix_space(inner, wanted)) is not None]
@@ -186,7 +188,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _roles(folder: Path, name: str, ids: dict[str, int]) -> dict[str, str]:
-    """role -> token, from the configuration, else by the usual names; Failure where one that an encoder needs is missing."""
+    """role -> token, from the configuration, else by the usual names. Raises Failure if an encoder would miss one."""
     named = _read_json(folder / "special_tokens_map.json") | _read_json(folder / CONFIG)
     roles = {}
     for role, usual in ROLES.items():

@@ -1,4 +1,4 @@
-"""A tokenizer of one's own: byte-level BPE in the form ModernBERT's has, saved as a Hugging Face folder."""
+"""Train a tokenizer on documents: byte-level BPE in the form of ModernBERT's, saved as a Hugging Face folder."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from data_prep.documents.records import Reason
 from command_line import Failure, UsageError
-from data_prep.documents.slices import Reading, corpus
-from data_prep.documents.find_files import find_files
+from data_prep.documents import Reading, Reason, corpus, find_files
+from data_prep.rows import aside
 from data_prep.tokenizer.document_tokenizer import CONFIG, MODEL_MAX_LENGTH, json_bytes
-from data_prep.building.rows_writer import aside
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
-SMALLEST = 256 + len(SPECIAL)  # every byte is a token, so nothing is ever unknown
+SMALLEST = 256 + len(SPECIAL)  # every byte is a token, so no text is ever unknown
 NOTE = "note: a vocabulary can hold names and other words of its corpus; treat the folder as you treat the corpus"
 
 
@@ -28,7 +26,7 @@ class Trained:
 def train_tokenizer(
     inputs: list[str], vocabulary: int, out: str, reading: Reading | None = None, on_error: str = "fail"
 ) -> Trained:
-    """Learn at most `vocabulary` entries from all documents of `inputs`; the same input gives the same bytes."""
+    """Learn at most `vocabulary` entries from all documents of `inputs`. The same input gives the same bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     if vocabulary < SMALLEST:
@@ -57,7 +55,7 @@ def train_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     with aside(out) as folder:
-        # [MASK] takes the space before it, as ModernBERT's does: "treated with [MASK]" then asks for " aspirin".
+        # [MASK] takes the space before it, as in ModernBERT: "treated with [MASK]" then asks for " aspirin".
         special = [AddedToken(token, special=True, normalized=False, lstrip=token == "[MASK]") for token in SPECIAL]
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_prep_helpers import Result, save_word_tokenizer
 
 from data_prep.__main__ import main
+from tests.data_prep.data_prep_helpers import Result, save_word_tokenizer
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from data_prep.rows.format import Rows
+from data_prep.rows import Rows
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from data_prep_helpers import Result, save_word_tokenizer, write_jsonl
 from tokenizers import Tokenizer
+
+from tests.data_prep.data_prep_helpers import Result, save_word_tokenizer, write_jsonl
 
 Cli = Callable[..., Result]
 CANARY = "Canary7731"
@@ -229,9 +230,9 @@ def test_canaries_stand_nowhere_but_in_the_rows(
         raise ValueError(CANARY) from KeyError(CANARY)
 
     for target in (
-        "data_prep.units.split_of",
-        "data_prep.tokenizer.DocumentTokenizer.encode",
-        "data_prep.writing.rows_digest",
+        "data_prep.building.tokenised_unit.split_of",
+        "data_prep.tokenizer.document_tokenizer.DocumentTokenizer.encode",
+        "data_prep.building.rows_writer.rows_digest",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, explode)
@@ -267,7 +268,7 @@ def test_a_build_that_cannot_write_does_not_blame_the_input(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "/secret/path")
 
-    monkeypatch.setattr("data_prep.store.os.fsync", full)
+    monkeypatch.setattr("data_prep.rows.atomic_files.os.fsync", full)
     result = build(write_jsonl(tmp_path / "a.jsonl", ["w5"]))
     assert result.code == 1
     assert "No space left on device" in result.err
@@ -280,14 +281,14 @@ def test_help_answers_at_once_and_names_every_command() -> None:
     code = "import sys; from data_prep.__main__ import main\ntry: main(['--help'])\nfinally: print(sorted(sys.modules))"
     folder = Path(__file__).resolve().parents[2]
     told = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
-    for command in ("build", "finish", "verify", "repair", "inspect", "tokenizer", "sample"):
+    for command in ("build", "finish", "verify", "repair", "inspect", "tokenizer"):
         assert f"    {command}" in told
     for module in ("streaming", "torch", "transformers", "numpy", "pydantic"):
         assert f"'{module}'" not in told
     assert time.perf_counter() - start < 10
 
 
-@pytest.mark.parametrize("command", ["build", "finish", "verify", "repair", "inspect", "tokenizer", "sample"])
+@pytest.mark.parametrize("command", ["build", "finish", "verify", "repair", "inspect", "tokenizer"])
 def test_help_of_a_command(cli: Cli, command: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli(command, "--help")

@@ -13,12 +13,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from data_prep_helpers import SHARED, SPECIAL, Result, encoded, manifest, pieces, save_word_tokenizer, write_jsonl
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-from data_prep.documents.records import normalised, split_of
 from data_prep.building.packing import split
-from data_prep.rows.format import Rows, tokenizer_digest
+from data_prep.documents import split_of
+from data_prep.documents.text_hash import normalised
+from data_prep.rows import Rows, tokenizer_digest
+from tests.data_prep.data_prep_helpers import (
+    SHARED,
+    SPECIAL,
+    Result,
+    encoded,
+    manifest,
+    pieces,
+    save_word_tokenizer,
+    write_jsonl,
+)
 
 Cli = Callable[..., Result]
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_prep_helpers import Result, manifest, pieces, tree, write_jsonl
 
 from data_prep.__main__ import main
-from data_prep.rows.format import Rows
+from data_prep.rows import Rows
+from tests.data_prep.data_prep_helpers import Result, manifest, pieces, tree, write_jsonl
 
 Cli = Callable[..., Result]
 

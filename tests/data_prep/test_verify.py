@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_prep_helpers import Result, manifest, write_jsonl
 from streaming import MDSWriter
 
 from data_prep.__main__ import main
-from data_prep.rows.shard_cache import HASH
-from data_prep.rows.format import columns, rows_digest
+from data_prep.rows import HASH, columns, rows_digest
+from tests.data_prep.data_prep_helpers import Result, manifest, write_jsonl
 
 Cli = Callable[..., Result]
 

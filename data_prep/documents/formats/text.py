@@ -1,18 +1,18 @@
-"""Text"""
+"""Plain text: a file is one document, or several with a separator between them."""
 
-import csv
 import io
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
-from data_prep.documents.records import BrokenRecord, Chunk, Document, Fields, Reason, documents, explain
-from command_line import Failure, UsageError
-from data_prep.documents.source_file import Advance, OpenFile, SourceFile, open_file
+
+from data_prep.documents.formats.format import Chunks, Format, batched, decoded
+from data_prep.documents.reading import Member, Reading
+from data_prep.documents.source_file import OpenFile
 
 
-def _of_text(text: io.TextIOWrapper, reading: Reading) -> Iterator[tuple[int, Any]]:
-    separator = reading.separator
+def _chunks(opened: OpenFile, member: Member, reading: Reading) -> Chunks:
+    return batched(_records(decoded(opened, reading), reading.separator), member, reading.unit_bytes)
+
+
+def _records(text: io.TextIOWrapper, separator: str | None) -> Iterator[tuple[int, str]]:
     if separator is None:
         yield 1, _read(text, -1).removeprefix("\ufeff")
         return
@@ -28,5 +28,8 @@ def _of_text(text: io.TextIOWrapper, reading: Reading) -> Iterator[tuple[int, An
 def _read(text: io.TextIOWrapper, size: int) -> str:
     try:
         return text.read(size)
-    except UnicodeError:  # an encoding that has no place for bad bytes, such as UTF-16
+    except UnicodeError:  # in some encodings, such as UTF-16, a bad byte cannot become a surrogate
         return "\ud800"
+
+
+TEXT = Format((".txt",), _chunks)

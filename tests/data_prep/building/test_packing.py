@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from data_prep.building.packing import BestFit, best_subset, split
-from data_prep.rows.format import Row
+from data_prep.building import BestFit
+from data_prep.building.packing import best_subset, split
+from data_prep.rows import Row
 
 
 def numbered(lengths: list[int]) -> list[np.ndarray]:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_prep_helpers import Result, encoded, manifest, pieces, write_jsonl
 
-from data_prep.documents.records import content_hash
-from data_prep.documents.duplicates import duplicates
-from data_prep.rows.atomic_files import AtomicFiles
+from data_prep.documents import content_hash, duplicates
+from data_prep.rows import AtomicFiles
+from tests.data_prep.data_prep_helpers import Result, encoded, manifest, pieces, write_jsonl
 
 Cli = Callable[..., Result]
 

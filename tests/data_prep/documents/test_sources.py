@@ -16,13 +16,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from data_prep_helpers import Result, encoded, manifest, pieces, write_jsonl
 
-from data_prep.documents.records import Document, Fields, documents
 from command_line import Failure, UsageError
-from data_prep.documents.slices import Reading, corpus, in_words, slices, units
-from data_prep.documents.find_files import find_files
-from data_prep.documents.source_file import ignore
+from data_prep.documents import (
+    Document,
+    Fields,
+    Reading,
+    corpus,
+    documents,
+    find_files,
+    ignore,
+    in_words,
+    slices,
+    units,
+)
+from tests.data_prep.data_prep_helpers import Result, encoded, manifest, pieces, write_jsonl
 
 Cli = Callable[..., Result]
 TEXTS = [f"w{5 + n % 900} w{6 + n}" + ' "quoted", and\na second line' * (n % 3) for n in range(60)]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_prep_helpers import Result, command, tree, write_jsonl
 
 from command_line import Failure
-from data_prep.rows.format import Rows
+from data_prep.rows import Rows
+from tests.data_prep.data_prep_helpers import Result, command, tree, write_jsonl
 from tests.services import ObjectStore, object_store
 
 Cli = Callable[..., Result]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_prep_helpers import Result, pieces, save_word_tokenizer, write_jsonl
 
 from command_line import Failure
-from data_prep.rows.format import Row, Rows, token_dtype, tokenizer_digest
+from data_prep.rows import Row, Rows, token_dtype, tokenizer_digest
+from tests.data_prep.data_prep_helpers import Result, pieces, save_word_tokenizer, write_jsonl
 
 Cli = Callable[..., Result]
 

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_prep_helpers import Result, pieces, write_jsonl
 from streaming import MDSWriter
 from streaming.base.format.mds.reader import MDSReader
 
-from data_prep.rows.shard_cache import HASH
-from data_prep.rows.mds import ShardData, ShardWriter, index_bytes
-from data_prep.building.packing import OnePerRow
-from data_prep.rows.format import Row, columns
+from data_prep.building import OnePerRow
+from data_prep.rows import HASH, Row, ShardData, ShardWriter, columns, index_bytes
+from tests.data_prep.data_prep_helpers import Result, pieces, write_jsonl
 
 Cli = Callable[..., Result]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_prep_helpers import Result, manifest, pieces, save_word_tokenizer, tree, write_jsonl
 from tokenizers import Tokenizer
 
-from data_prep.rows.format import Rows, software, tokenizer_digest
-from data_prep.tokenizer.document_tokenizer import DocumentTokenizer
+from data_prep.rows import Rows, software, tokenizer_digest
+from data_prep.tokenizer import DocumentTokenizer
+from tests.data_prep.data_prep_helpers import Result, manifest, pieces, save_word_tokenizer, tree, write_jsonl
 
 Cli = Callable[..., Result]
 
@@ -66,7 +66,7 @@ def test_the_software_is_the_same_installed_or_not(tmp_path: Path, monkeypatch: 
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("data_prep.rows.version", missing)
+    monkeypatch.setattr("data_prep.rows.format.version", missing)
     assert software().startswith("clm-detour 0.")
 
 
@@ -79,7 +79,7 @@ def test_a_build_with_workers_imports_neither_torch_nor_streaming(tmp_path: Path
     # A worker that imports torch fails here: a module of that name stands first on its path.
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch')")
     (tmp_path / "streaming.py").write_text("raise RuntimeError('streaming')")
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{root}"}
     command = [sys.executable, "-c", code, *arguments, *more]
     told = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_prep_helpers import Result, pieces, write_jsonl
 from transformers import AutoTokenizer
 
-from evaluation.demo.corpus import documents
-from data_prep.tokenizer.train import SMALLEST
+from data_prep.tokenizer import SMALLEST
+from evaluation.demo import documents
+from tests.data_prep.data_prep_helpers import Result, pieces, write_jsonl
 
 Cli = Callable[..., Result]
 
@@ -58,7 +58,7 @@ def test_the_folder_loads_and_means_the_same_everywhere(cli: Cli, tmp_path: Path
 
 def test_the_same_corpus_gives_the_same_bytes(cli: Cli, tmp_path: Path, corpus: Path) -> None:
     assert cli("tokenizer", corpus, "--vocab-size", 2000, "--out", tmp_path / "one").code == 0
-    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")])
     command = [
         sys.executable,
         "-m",

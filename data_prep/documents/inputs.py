@@ -4,9 +4,9 @@
                               |               |       |              |                  |
                               a file          a folder, all levels; a pattern; a URL of any of these; a data set of the hub
 
-A folder saved by `datasets` (`save_to_disk`) is read as such. The name of a file *found* in a folder, by a pattern or in a
-bucket may be a patient's, so it is never shown: such a file is "file 3 of 12 in 'scans/'", counted in sorted order. Only
-what stands on the command line itself is repeated in messages.
+A folder that `datasets` saved (`save_to_disk`) is read as one data set. A file *found* in a folder, by a pattern or in a bucket
+may bear a patient's name, so messages never show its name: they say "file 3 of 12 in 'scans/'", counted in sorted order. They
+repeat only what the command line itself says.
 """
 
 import glob
@@ -17,43 +17,45 @@ from pathlib import Path
 from typing import Any
 
 from command_line import Failure, UsageError
-from data_prep.rows.format import is_url
-from data_prep.rows.atomic_files import filesystem, said_of
+from data_prep.documents.formats import FORMATS
 from data_prep.documents.source_file import SourceFile
+from data_prep.rows import filesystem, is_url, said_of
 
-FORMATS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".txt": "text",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
 COMPRESSIONS = (".gz", ".zst")
-KNOWN = ".jsonl, .ndjson, .csv, .tsv or .txt (plain or with .gz or .zst) or in .parquet"
 HUB = "hub:"
 
 
 @dataclass(frozen=True)
 class Found:
     files: list[SourceFile]
-    left_out: int  # files in folders or matched by patterns whose kind is not known
+    left_out: int  # files of unknown kind in folders or among those that a pattern matches
 
 
 def kind(name: str) -> tuple[str, str] | None:
-    """(format, compression) by the name's endings, or None."""
+    """(format, compression) by the endings of the name, or None."""
     stem, compression = name.lower(), ""
     for ending in COMPRESSIONS:
         if stem.endswith(ending):
             stem, compression = stem.removesuffix(ending), ending
-    format = FORMATS.get(os.path.splitext(stem)[1])
-    return (format, compression) if format and not (compression and format == "parquet") else None
+    known = os.path.splitext(stem)[1]
+    for key, format in FORMATS.items():
+        if known in format.endings and (format.compressible or not compression):
+            return key, compression
+    return None
+
+
+def _known() -> str:
+    """The endings that are read, as messages name them."""
+    compressible = [ending for format in FORMATS.values() if format.compressible for ending in format.endings]
+    others = [ending for format in FORMATS.values() if not format.compressible for ending in format.endings]
+    *first, last = compressible
+    return f"{', '.join(first)} or {last} (plain or with {' or '.join(COMPRESSIONS)}) or in {' or '.join(others)}"
 
 
 def find_files(inputs: list[str]) -> Found:
-    """The files of all inputs, in the order of the command line, those of one folder or pattern sorted by path.
+    """The files of all inputs, in the order of the command line. Those of one folder or pattern are sorted by path.
 
-    Raises Failure for an input that does not exist, has no usable file or is not readable, UsageError for a file named twice.
+    Raises Failure for an input that does not exist, has no usable file or cannot be read, UsageError for a file that comes twice.
     """
     files: list[SourceFile] = []
     left_out = 0
@@ -94,15 +96,15 @@ def _of_input(given: str) -> tuple[list[SourceFile], int]:
 def _kind_or_failure(given: str, name: str) -> tuple[str, str]:
     known = kind(name)
     if known is None:
-        raise Failure(f"{given!r} is of no known kind: a name ends in {KNOWN}")
+        raise Failure(f"{given!r} is of no known kind: a name ends in {_known()}")
     return known
 
 
 def _usable(given: str, paths: list[str]) -> tuple[list[tuple[str, str, tuple[str, str]]], int]:
-    """(path, label, kind) of the usable ones of the files found, sorted, and the number of the others."""
+    """(path, label, kind) of each usable file among those found, sorted, and the number of the others."""
     kinds = [(path, known) for path in sorted(paths) if (known := kind(path))]
     if not kinds:
-        raise Failure(f"no file to read in {given!r}: names must end in {KNOWN}")
+        raise Failure(f"no file to read in {given!r}: names must end in {_known()}")
     usable = [(p, f"file {n} of {len(kinds)} in {given!r}", known) for n, (p, known) in enumerate(kinds, 1)]
     return usable, len(paths) - len(kinds)
 
@@ -114,7 +116,7 @@ def _local(path: str, label: str, format: str, compression: str) -> SourceFile:
 
 
 def _walk(folder: str) -> list[str]:
-    """Every file below `folder`, hidden ones and hidden folders (checkpoints of editors, .git) left out."""
+    """Every file below `folder`, but no hidden file and nothing in a hidden folder (such as .git)."""
 
     def refuse(error: OSError) -> None:
         raise Failure(f"a folder in {folder!r} cannot be read: {error.strerror}")
@@ -143,7 +145,7 @@ def _of_url(given: str) -> tuple[list[SourceFile], int]:
                 single = info
     except FileNotFoundError as error:
         raise Failure(f"nothing is at {given!r} ({error.strerror or 'not found'})") from None
-    except Exception as error:  # each library has its own; only OSError's short reason is sure to quote nothing
+    except Exception as error:  # each library raises its own; only the short reason of an OSError surely quotes nothing
         why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
         raise Failure(f"{given!r} cannot be listed: {why}") from None
     if single is not None:
@@ -157,13 +159,13 @@ def _of_url(given: str) -> tuple[list[SourceFile], int]:
 
 
 def _remote(location: str, label: str, format: str, compression: str, entry: dict[str, Any]) -> SourceFile:
-    size = int(entry.get("size") or 0)  # some web servers name none
+    size = int(entry.get("size") or 0)  # some web servers give no size
     marks = [entry.get(key) for key in ("ETag", "etag", "md5Hash", "generation", "LastModified", "blob_id")]
     return SourceFile(location, label, format, compression, size, f"{size} {[str(m) for m in marks if m]}")
 
 
 def _of_saved_dataset(given: str) -> list[SourceFile]:
-    """The Arrow files of a folder that `datasets` saved; read without `datasets`, whose import costs seconds."""
+    """The Arrow files of a folder that `datasets` saved, found without importing `datasets`, which takes seconds."""
     if not os.path.isfile(os.path.join(given, "state.json")):
         splits = sorted(name for name in os.listdir(given) if os.path.isdir(os.path.join(given, name)))
         raise Failure(
@@ -185,7 +187,7 @@ def _of_saved_dataset(given: str) -> list[SourceFile]:
 
 
 def _of_hub(given: str) -> list[SourceFile]:
-    """`hub:owner/name[:configuration[:split]]`, downloaded by `datasets` into its cache of Arrow files."""
+    """The files of `hub:owner/name[:configuration[:split]]`. `datasets` downloads them into its cache of Arrow files."""
     name, configuration, split, *_ = [*given.removeprefix(HUB).split(":"), "", ""]
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from datasets import load_dataset

@@ -1,7 +1,7 @@
-"""Which documents came before, by the hashes that the units left behind.
+"""Which documents are copies of an earlier one, by the hashes that the units hold.
 
-The first of all copies, in the order of the corpus, stays. Memory is bounded: the hashes are gone through once for every few
-million documents, each time taking those of one share of the hash space; besides, one byte a document for the answer.
+The first copy in the order of the corpus stays. Memory is bounded: the hash space is cut into shares of some million documents,
+and one pass over the hashes looks at one share. The answer takes one byte a document.
 """
 
 from collections.abc import Iterable
@@ -9,15 +9,15 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.documents.records import content_hash
-from data_prep.rows.atomic_files import AtomicFiles
+from data_prep.documents.text_hash import content_hash
+from data_prep.rows import AtomicFiles
 
 AT_ONCE = 4_000_000  # documents; about 130 MB while they are sorted
 HASH_BYTES = len(content_hash(""))
 
 
 def duplicates(store: AtomicFiles, names: list[str], at_once: int = AT_ONCE) -> NDArray[np.bool_]:
-    """[documents] True where the same hash stands earlier; `names` are the files of hashes, in the order of the corpus."""
+    """[documents] True for each whose hash came earlier. `names` are the files of hashes, in the order of the corpus."""
     sizes = store.sizes()
     counts = [sizes[name] // HASH_BYTES for name in names]
     total = sum(counts)
