@@ -30,7 +30,7 @@ class Ranks:
     """Running ranks: wait for them, signal them, kill them."""
 
     def __init__(self, work: Callable[..., Any], arguments: tuple[Any, ...], world: int, folder: Path) -> None:
-        from pipeline.ranks.meeting_place import free_port
+        from pipeline.ranks import free_port
 
         port = free_port()
         self.folder = folder
@@ -87,8 +87,7 @@ def _rank(
 
 
 def _train(argv: list[str]) -> int:
-    from command_line.command import run
-    from command_line.signals import block_stop_signals
+    from command_line import block_stop_signals, run
     from pipeline.train import main
 
     block_stop_signals()

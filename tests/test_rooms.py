@@ -119,7 +119,7 @@ def test_nobody_looks_behind_a_surface(code: Code) -> None:
 
 def test_a_surface_says_what_the_room_is_and_offers_what_others_use(code: Code) -> None:
     """Three lines of docstring, and in `__all__` neither more nor less than it imports; nothing that nobody asks for."""
-    asked = defaultdict(set)
+    asked, problems = defaultdict(set), []
     users = [*code.files.values(), *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests").rglob("*.py")]
     for file in users:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -132,13 +132,17 @@ def test_a_surface_says_what_the_room_is_and_offers_what_others_use(code: Code) 
         offered = {
             constant.value
             for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "__all__"
             for constant in ast.walk(node.value)
             if isinstance(constant, ast.Constant)
         }
         modules = {name.rpartition(".")[2] for name in code.files if name.startswith(f"{room}.")}
-        assert offered >= asked[room] - modules, room
-        assert offered <= asked[room], f"{room}: nobody asks for {sorted(offered - asked[room])}"
+        problems += [f"{room}.{name} hides the module of that name" for name in offered & modules]
+        problems += [f"{room} does not offer {name}" for name in asked[room] - modules - offered]
+        problems += [f"{room} offers {name}, which nobody asks for" for name in offered - asked[room]]
+    assert problems == []
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-from pipeline.model.batch import PackedBatch
-from pipeline.model.encoder import Encoder
+from pipeline.model import Encoder, PackedBatch
 
 # Around every edge of a window of 64 and of the blocks that the CPU kernels work in.
 LENGTHS = (1, 2, 63, 64, 65, 66, 128, 129, 700)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from command_line.failures import Failure, UsageError
+from command_line import Failure, UsageError
 from pipeline import plan
-from pipeline.model.flops import GPU_PEAK
+from pipeline.model import GPU_PEAK
 from pipeline.plan import GPU_MEMORY, _gpu, main
 from tests.conftest import metrics
 from tests.ranks import train
@@ -148,8 +148,8 @@ def test_a_model_of_the_hub_is_pinned_to_its_commit(
     capsys.readouterr()
     assert main([str(path), "--run-dir", str(run), "--for-submit"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"override model.revision={'a' * 40}"
-    from pipeline.recipe.file import load
-    from pipeline.run.folder import RunFolder
+    from pipeline.recipe import load
+    from pipeline.run import RunFolder
 
     run.mkdir()
     RunFolder(run).accept(load(path, [f"model.revision={'a' * 40}"]))  # as the first job does

@@ -21,7 +21,7 @@ def _written(folder: Path, but: tuple[str, ...]) -> str:
 def test_nothing_of_the_corpus_stands_outside_the_rows(
     recipe: Callable[..., Path], tokenizer: Path, corpus: Path, tmp_path: Path, capfd
 ) -> None:
-    from command_line.command import run as run_command
+    from command_line import run as run_command
     from data_prep.__main__ import main
 
     text, identity, name = CANARIES

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line.failures import Failure
+from command_line import Failure
 from pipeline.status import duration, last_error, main, phases
 
 RECIPE = {

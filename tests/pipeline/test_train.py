@@ -13,8 +13,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from pipeline.model.batch import PackedBatch
-from pipeline.model.encoder import Encoder
+from pipeline.model import Encoder, PackedBatch
 from tests.conftest import lines, metrics
 from tests.ranks import start, train
 
@@ -142,7 +141,7 @@ def test_deepspeed_launcher_and_plain_python(recipe: Write, tmp_path: Path) -> N
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE")}
     environment["OMP_NUM_THREADS"] = "1"
     path, script = recipe(), str(ROOT / "pipeline" / "train.py")
-    from pipeline.ranks.meeting_place import free_port
+    from pipeline.ranks import free_port
 
     launcher = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port())]
     for command, run in ((launcher, "two"), ([sys.executable], "one")):

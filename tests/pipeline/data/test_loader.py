@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from command_line.failures import Failure
-from data_prep.rows.reader import Rows
-from pipeline.data.loader import Loader
-from pipeline.data.objectives import Objective, Vocabulary
-from pipeline.data.row_order import Mix, MixedRows, RowStream
-from pipeline.ranks.environment import Ranks
+from command_line import Failure
+from data_prep.rows import Rows
+from pipeline.data import Loader, MixedRows, Objective, RowStream, Vocabulary
+from pipeline.data.row_order import Mix
+from pipeline.ranks import Ranks
 
 
 def test_each_row_once_an_epoch_in_an_order_of_its_own() -> None:

@@ -1,7 +1,8 @@
 import numpy as np
 
-from data_prep.rows.format import Row, TokenizerInfo
-from pipeline.data.objectives import Objective, Vocabulary, clm_labels, generator, label, mlm_labels, pack
+from data_prep.rows import Row, TokenizerInfo
+from pipeline.data import Objective, Vocabulary, label, pack
+from pipeline.data.objectives import clm_labels, generator, mlm_labels
 
 VOCABULARY = Vocabulary(size=1000, special=(0, 1, 2, 3, 999), mask=3)
 

@@ -15,10 +15,8 @@ import torch
 from transformers import ModernBertConfig
 
 from pipeline.engine import optimizer as optimizers
-from pipeline.model.batch import PackedBatch
-from pipeline.model.encoder import Encoder
-from pipeline.model.loss import LossModel
-from pipeline.recipe.schema import Recipe
+from pipeline.model import Encoder, LossModel, PackedBatch
+from pipeline.recipe import Recipe
 from tests.ranks import Ranks
 
 ROWS, STEPS = 8, 5
@@ -119,8 +117,8 @@ def _steps(
     """On each rank: the same steps by the engine; rank 0 keeps the weights and norms."""
     import os
 
-    from pipeline.engine.deepspeed_engine import Engine, start_processes
-    from pipeline.ranks.environment import device_of, from_environment
+    from pipeline.engine import Engine, start_processes
+    from pipeline.ranks import device_of, from_environment
 
     ranks = from_environment(os.environ)
     start_processes(ranks, device_of(ranks))

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from command_line.failures import Failure
+from command_line import Failure
+from pipeline.model import attend, available, describe, reference
 from pipeline.model.attention import flash, torch_varlen
 from pipeline.model.attention import packed as attention
-from pipeline.model.attention.packed import attend, available, choose, describe
-from pipeline.model.attention.reference import reference
+from pipeline.model.attention.packed import choose
 from tests.pipeline.modernbert import LENGTHS, error
 
 CUDA = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"))

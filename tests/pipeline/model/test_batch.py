@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.model.batch import PackedBatch
+from pipeline.model import PackedBatch
 
 NONE = np.zeros(0, np.int64)
 

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from pipeline.model.batch import PackedBatch
-from pipeline.model.dropout import token_keys
-from pipeline.model.encoder import Encoder
-from pipeline.model.loss import LossModel
+from pipeline.model import Encoder, LossModel, PackedBatch, token_keys
 from tests.conftest import metrics
 from tests.pipeline.modernbert import config, documents, error, labelled
 from tests.ranks import train

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_line.failures import Failure
-from pipeline.model.batch import PackedBatch
-from pipeline.model.dropout import dropout, layer_keys, token_keys
-from pipeline.model.encoder import Encoder
-from pipeline.model.loss import LossModel
+from command_line import Failure
+from pipeline.model import Encoder, LossModel, PackedBatch, token_keys
+from pipeline.model.dropout import dropout, layer_keys
 from tests.conftest import metrics
 from tests.pipeline.modernbert import config, documents, labelled
 from tests.ranks import start, train

@@ -11,14 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, ModernBertModel
 
-from command_line.failures import Failure
+from command_line import Failure
+from pipeline.model import Encoder, LossModel, PackedBatch, from_config_fields, reference
 from pipeline.model.attention import packed as attention
 from pipeline.model.attention.backend import Backend
-from pipeline.model.attention.reference import reference
-from pipeline.model.batch import PackedBatch
-from pipeline.model.encoder import Encoder
-from pipeline.model.hugging_face import from_config_fields
-from pipeline.model.loss import LossModel
 from tests.pipeline.modernbert import LENGTHS, VOCABULARY, config, documents, error, labelled, one_by_one, ours, theirs
 
 KINDS: dict[str, dict[str, Any]] = {

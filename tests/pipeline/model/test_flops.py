@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from pipeline.model import Encoder, LossModel, attended_pairs, device_peak, step_flops
 from pipeline.model.attention import packed as attention
 from pipeline.model.attention.backend import Backend
-from pipeline.model.encoder import Encoder
-from pipeline.model.flops import attended_pairs, device_peak, peak_of, step_flops
-from pipeline.model.loss import LossModel
+from pipeline.model.flops import peak_of
 from tests.pipeline.modernbert import config, documents, labelled
 
 

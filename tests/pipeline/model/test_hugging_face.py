@@ -11,12 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
-from command_line.failures import Failure
-from pipeline.model.batch import PackedBatch
-from pipeline.model.encoder import Encoder
+from command_line import Failure
+from pipeline.model import Encoder, LossModel, PackedBatch, from_config_fields, read_config
 from pipeline.model.families.modernbert import half_window, is_global, rope_theta
-from pipeline.model.hugging_face import from_config_fields, read_config
-from pipeline.model.loss import LossModel
 from tests.conftest import metrics
 from tests.pipeline.modernbert import VOCABULARY, config, documents, error, labelled, one_by_one, ours, theirs
 from tests.ranks import train

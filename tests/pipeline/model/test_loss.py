@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
+from pipeline.model import Encoder, LossModel, PackedBatch
 from pipeline.model import loss as loss_module
-from pipeline.model.batch import PackedBatch
-from pipeline.model.encoder import Encoder
-from pipeline.model.loss import LossModel, linear_cross_entropy
+from pipeline.model.loss import linear_cross_entropy
 from tests.pipeline.modernbert import config, documents, error, labelled
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,8 +1,7 @@
 import pytest
 
-from command_line.failures import Failure, UsageError
-from pipeline.ranks.agreement import Agreement
-from pipeline.ranks.environment import Ranks, from_environment
+from command_line import Failure, UsageError
+from pipeline.ranks import Agreement, Ranks, from_environment
 from pipeline.ranks.meeting_place import PORTS, first_node, meeting_place
 from tests.ranks import Ranks as Processes
 
@@ -62,8 +61,8 @@ def _agree() -> int:
     """On each of 3 ranks; an assertion that fails ends the rank with another exit code."""
     import os
 
-    from pipeline.engine.deepspeed_engine import start_processes
-    from pipeline.ranks.environment import device_of
+    from pipeline.engine import start_processes
+    from pipeline.ranks import device_of
 
     ranks = from_environment(os.environ)
     start_processes(ranks, device_of(ranks))
@@ -92,8 +91,8 @@ def _meet_at_a_taken_port() -> int:
     import os
     import socket
 
-    from pipeline.engine.deepspeed_engine import start_processes
-    from pipeline.ranks.environment import device_of
+    from pipeline.engine import start_processes
+    from pipeline.ranks import device_of
 
     ranks = from_environment(os.environ)
     if ranks.leads:

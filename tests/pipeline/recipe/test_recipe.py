@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from command_line.failures import UsageError
-from pipeline.recipe.changes import first_difference, numbers
-from pipeline.recipe.file import INSTALLED, deepspeed_file, load
+from command_line import UsageError
+from pipeline.recipe import deepspeed_file, first_difference, load, numbers
+from pipeline.recipe.file import INSTALLED
 
 Write = Callable[..., Path]
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from pipeline.recipe.schedule import learning_rate
+from pipeline.recipe import learning_rate
 from pipeline.recipe.schema import LearningRate
 
 SHAPES = ("constant", "linear", "cosine", "one_minus_sqrt")

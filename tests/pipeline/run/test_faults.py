@@ -108,7 +108,7 @@ def test_a_signal_while_importing_waits(recipe: Write, tmp_path: Path) -> None:
 
 def test_a_signal_to_the_launcher_stops_its_ranks(recipe: Write, tmp_path: Path) -> None:
     """It kills the `deepspeed` command alone; the ranks notice, save and leave: no orphan."""
-    from pipeline.ranks.meeting_place import free_port
+    from pipeline.ranks import free_port
 
     run = tmp_path / "run"
     launcher = [str(Path(sys.executable).parent / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port())]
@@ -143,7 +143,7 @@ def test_a_signal_to_the_launcher_stops_its_ranks(recipe: Write, tmp_path: Path)
 
 
 def test_the_end_of_the_jobs_time_stops_the_run(recipe: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.run.stop_requests import StopRequests
+    from pipeline.run import StopRequests
 
     now = int(time.time())
     assert not StopRequests({"SLURM_JOB_END_TIME": str(now + 3600)}).pending()
@@ -162,8 +162,7 @@ def test_the_end_of_the_jobs_time_stops_the_run(recipe: Write, tmp_path: Path, m
 
 def _break(kind: str, at: int, argv: list[str]) -> int:
     """Train, with something broken from the start of step `at` of the run on."""
-    from command_line.command import run
-    from command_line.signals import block_stop_signals
+    from command_line import block_stop_signals, run
     from pipeline import train as trainer
     from pipeline.engine import deepspeed_engine as engine
     from pipeline.model import loss
@@ -311,7 +310,7 @@ def _full_disk(argv: list[str]) -> int:
     """Train where no file may grow beyond 60 kB: a checkpoint's weights do not fit."""
     import resource
 
-    from command_line.command import run
+    from command_line import run
     from pipeline.train import main
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from command_line.failures import Failure, Passing
+from command_line import Failure, Passing
 from pipeline.plan import check_folder
-from pipeline.recipe.file import load
-from pipeline.run.folder import RunFolder
-from pipeline.run.node_cache import JobCache
+from pipeline.recipe import load
+from pipeline.run import JobCache, RunFolder
 from pipeline.slurm.next_attempt import end
 from tests.ranks import start, train
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from command_line.failures import Failure, Passing, UsageError
-from data_prep.rows import downloads
-from data_prep.rows.reader import Rows
-from pipeline.recipe.file import load
-from pipeline.run.node_cache import JobCache
+from command_line import Failure, Passing, UsageError
+from data_prep.rows import Rows, downloads
+from pipeline.recipe import load
+from pipeline.run import JobCache
 from pipeline.slurm.next_attempt import end
 from tests.conftest import lines, metrics
 from tests.ranks import Ranks, start, train
@@ -265,7 +264,7 @@ def test_an_unreachable_store_is_said_soon(tmp_path: Path, monkeypatch: pytest.M
 
 def _impatient(first: float, later: float, argv: list[str]) -> int:
     """Train with little patience."""
-    from command_line.command import run
+    from command_line import run
     from pipeline.train import main
 
     downloads.FIRST_PATIENCE, downloads.PATIENCE = first, later

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line.failures import Failure
+from command_line import Failure
 from pipeline.slurm.next_attempt import begin, end, main
 
 JOB = {"SLURM_JOB_ID": "7"}

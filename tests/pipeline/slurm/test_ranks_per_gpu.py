@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from command_line.failures import Failure, UsageError
+from command_line import Failure, UsageError
 from pipeline.slurm.ranks_per_gpu import main, planned, srun_options
 
 
