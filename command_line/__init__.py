@@ -1,6 +1,6 @@
-"""What every command of ours shares: how it reads arguments, how it fails, its exit codes, and the signals that stop it.
+"""What every command shares: argument parsing, failures, exit codes, and the signals that stop it.
 
-It imports nothing of ours, and no library, so that a command answers `--help` at once.
+It imports no other room and no library, so that a command answers `--help` at once.
 It offers `run` and `Parser`, the failures, and the stop signals.
 """
 

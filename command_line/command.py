@@ -1,4 +1,4 @@
-"""How a command begins and ends: its arguments, and every exception as one line and an exit code."""
+"""Runs a command: parses its arguments, and turns every exception into one line and an exit code."""
 
 import argparse
 import sys
@@ -10,14 +10,14 @@ from command_line.failures import Failure, UsageError, describe
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse prints its usage before the error; our commands promise one plain line and exit code 2."""
+    """An ArgumentParser that reports an error as one plain line with exit code 2, without printing the usage."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (`{self.prog} --help` shows the usage)")
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
-    """Call `main` with the arguments, less `--traceback`; turn any exception into one line and its exit code."""
+    """Call `main` with the arguments except `--traceback`; turn any exception into one line and its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_frames = "--traceback" in arguments
     arguments = [argument for argument in arguments if argument != "--traceback"]
@@ -29,6 +29,8 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     except Exception as error:
         if show_frames:
             frames = traceback.format_tb(error.__traceback__)
-            print("".join(frames), getattr(error, "frames", ""), sep="", file=sys.stderr, end="")  # and a worker's
+            print(
+                "".join(frames), getattr(error, "frames", ""), sep="", file=sys.stderr, end=""
+            )  # and a worker's frames
         print(f"error: {describe(error)}", file=sys.stderr)
         return error.exit_code if isinstance(error, Failure) else 1

@@ -3,8 +3,8 @@
 Exit codes (the same for every command): 0 done; 1 failed; 2 wrong usage or recipe; 75 stopped early on request.
 
 Privacy: users train on patients' notes, and an exception that we did not write may quote them in its message (a JSON
-decoder quotes the line, a KeyError the key). We print only the messages of `Failure`, which we wrote ourselves. Of any other
-exception we print the type and the place in the code, and with `--traceback` the frames.
+decoder quotes the line, a KeyError the key). We print only the messages of `Failure`, which we wrote ourselves. For any
+other exception we print its type and its place in the code, and with `--traceback` the frames.
 """
 
 import traceback
@@ -13,13 +13,13 @@ STOPPED_EARLY = 75
 
 
 class Failure(Exception):
-    """Something the user can mend. The message names the file, record number or field, and the remedy; exit code 1."""
+    """An error that the user can fix. The message names the file, record number or field, and the remedy; exit code 1."""
 
     exit_code = 1
 
 
 class Passing(Failure):
-    """A cause that may be gone at another start, such as a lost rank: a SLURM job then queues itself again."""
+    """A failure that may not happen again at the next start, such as a lost rank: a SLURM job then requeues itself."""
 
 
 class UsageError(Failure):
@@ -29,7 +29,7 @@ class UsageError(Failure):
 
 
 def describe(error: BaseException) -> str:
-    """One line that says what `error` is without quoting anything that may stem from a corpus."""
+    """Returns one line that describes `error` and quotes nothing that may come from a corpus."""
     if isinstance(error, Failure):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:

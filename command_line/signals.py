@@ -11,5 +11,5 @@ STOP_SIGNALS = {signal.SIGUSR2, signal.SIGTERM}
 
 
 def block_stop_signals() -> None:
-    """To be called before anything heavy is imported, because imports take seconds."""
+    """Call this before any heavy import, because imports take seconds."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

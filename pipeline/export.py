@@ -2,8 +2,8 @@
 
     python -m pipeline.export CHECKPOINT_OR_RUN OUT
 
-The folder is loaded back with transformers before it is called good: no missing, unexpected or mismatched key, and the
-same logits. The card and the lineage hold counts, digests and hyper-parameters; no paths, file names, hosts or users.
+Before the folder counts as good, transformers loads it back: no missing, unexpected or mismatched key, and the same
+logits. The card and the lineage hold counts, digests and hyper-parameters; no paths, file names, hosts or users.
 """
 
 import json
@@ -21,11 +21,11 @@ from data_prep.rows import TOKENIZER
 from pipeline.engine import Checkpoint
 from pipeline.model import Encoder, PackedBatch, write_model
 
-TOLERANCE = 1e-4  # largest difference of a logit, float32, against transformers
+TOLERANCE = 1e-4  # largest difference of a float32 logit from transformers'
 
 
 def export(checkpoint: Checkpoint, out: Path) -> Path:
-    """Write `out` (renamed when complete; Failure where it already holds something else) and check it."""
+    """Write and check a folder, then rename it to `out`; Failure where `out` already holds something else."""
     if out.exists() and any(out.iterdir()) and not (out / "lineage.json").exists():
         raise Failure(f"{out} is not empty and holds no export; choose another folder")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def export(checkpoint: Checkpoint, out: Path) -> Path:
 
 @torch.no_grad()
 def check(folder: Path) -> None:
-    """Failure unless transformers loads `folder` strictly and agrees with our encoder on the logits of two documents."""
+    """Raise a Failure unless transformers loads `folder` strictly and agrees with our encoder on the logits of two documents."""
     theirs, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
     wrong = {what: names for what, names in info.items() if names}
     if wrong:
@@ -71,7 +71,7 @@ def check(folder: Path) -> None:
 
 
 def model_card(lineage: dict[str, Any]) -> str:
-    """README.md for the hub: what was done, in numbers."""
+    """Returns README.md for the hub: what was done, in numbers."""
     base = lineage["init"].get("name")
     card = lineage["card"]
     front = {"license": card.get("license"), "language": card.get("language"), "base_model": base}

@@ -1,10 +1,11 @@
-"""Before a job waits in a queue: steps, tokens, memory and time of a recipe, and all that can be checked beforehand.
+"""Checks a recipe before its job waits in a queue, and estimates its steps, tokens, memory and time.
 
     python -m pipeline.plan RECIPE [--gpus N] [--gpu NAME] [--run-dir DIR] [key=value ...]
 
-Checked: the recipe and its DeepSpeed file, the batch over N ranks, that the rows can be reached and belong together, that
-tokenizer and model fit them, disk for the checkpoints, the cache's limit, and that the run folder is this recipe's and
-free. Exit codes as everywhere: 0 all is well; 1 or 2 with the line that the job would have died of.
+It checks the recipe and its DeepSpeed file, that the batch divides over N ranks, that the rows can be reached and belong
+together, that tokenizer and model fit them, the disk space for checkpoints, the cache's limit, and that the run folder
+belongs to this recipe and is not in use. Exit codes as everywhere: 0 all is well; 1 or 2 with the error line that would
+have ended the job.
 """
 
 import argparse
@@ -30,8 +31,8 @@ from pipeline.recipe import Recipe, load
 from pipeline.run import RunFolder, check_fit, compatible, last_checkpoint, look_ahead, open_streams, random_config
 from pipeline.status import duration
 
-UTILIZATION = 0.25  # of the GPU's peak that training is assumed to reach; metrics.jsonl has the real one
-# Bytes, where the name does not say them, as "A100 40GB" does.
+UTILIZATION = 0.25  # share of the GPU's peak that training is assumed to reach; metrics.jsonl has the real one
+# Bytes, for a name that does not say them itself, as "A100 40GB" does.
 GPU_MEMORY = {
     "H200": 141e9,
     "GH200": 96e9,
@@ -50,7 +51,7 @@ GPU_MEMORY = {
     "A10G": 24e9,
     "V100": 32e9,
 }
-CHECKPOINT = 12  # bytes a parameter: weights and both moments in float32
+CHECKPOINT = 12  # bytes per parameter: weights and both moments in float32
 EXPORT = 4
 OVERHEAD = 1.5e9  # bytes of a GPU that CUDA, NCCL and the allocator take
 
@@ -64,9 +65,9 @@ class Plan:
     steps: list[int]  # of each phase
     tokens_per_step: float
     accumulation: int
-    memory: dict[str, float]  # bytes of a rank by what they hold
+    memory: dict[str, float]  # bytes per rank, by what they hold
     checkpoint: int  # bytes
-    disk: int  # bytes that the run folder may come to hold at once
+    disk: int  # the most bytes that the run folder may hold at any time
     flops_per_token: list[float]  # of each phase, forward and backward
 
 
@@ -86,9 +87,9 @@ def parameters_of(config: Config, multiple: int | None) -> int:
 def memory(
     recipe: Recipe, config: Config, parameters: int, ranks: int, stage: int, gpu: bool, row_length: int
 ) -> dict[str, float]:
-    """Bytes of a rank. Model state is exact by ZeRO stage; activations are those that the backward needs, within a third."""
+    """Returns the bytes per rank. Model state is exact for each ZeRO stage; activations for the backward are right within a third."""
     half = recipe.precision == "bf16" or (recipe.precision == "auto" and gpu)
-    share = ranks if stage else 1  # of what is partitioned
+    share = ranks if stage else 1  # ranks that share what is partitioned
     weights = parameters * (2 if half else 4) / (share if stage == 3 else 1)
     gradients = parameters * 4 / (share if stage >= 2 else 1)
     optimizer = (
@@ -115,7 +116,7 @@ def memory(
 
 
 def flops_per_token(config: Config, document: float, causal: bool, labelled: float) -> float:
-    """Forward and backward, for documents of that mean length of which a share is labelled (see `flops.step_flops`)."""
+    """Returns the FLOPs per token, forward and backward. `document`: mean length; `labelled`: share (see `flops.step_flops`)."""
     family, size, layers = family_of(config), config.hidden_size, config.num_hidden_layers
     one = np.array([max(1, round(document))])
     pairs = sum(attended_pairs(one, causal, family.half_window(config, layer)) for layer in range(layers)) / int(one[0])
@@ -124,7 +125,7 @@ def flops_per_token(config: Config, document: float, causal: bool, labelled: flo
 
 
 def make_plan(recipe: Recipe, ranks: int, gpu: bool, cache: Path) -> tuple[Plan, list[Rows], str | None]:
-    """Check the recipe and work out its figures. Also the rows, and the commit of a model from the hub."""
+    """Check the recipe. Returns its plan, its rows, and the commit of a model from the hub."""
     micro = accumulation(recipe, Ranks(0, ranks, 0, ranks))
     stage: int = read_deepspeed_file(recipe)["zero_optimization"]["stage"]
     streams = open_streams(recipe, cache)
@@ -164,7 +165,7 @@ def make_plan(recipe: Recipe, ranks: int, gpu: bool, cache: Path) -> tuple[Plan,
 
 
 def _model(recipe: Recipe, everything: list[Rows]) -> tuple[Config, str | None]:
-    """Its config, without its weights, and the hub's commit; its tokenizer is compared with the rows'."""
+    """Returns the model's config and hub commit without loading weights; Failure where its tokenizer is not the rows'."""
     tokenizer = everything[0].manifest.tokenizer
     if recipe.start is not None:
         checkpoint = last_checkpoint(Path(recipe.start.checkpoint))
@@ -187,7 +188,7 @@ def _model(recipe: Recipe, everything: list[Rows]) -> tuple[Config, str | None]:
 
 
 def check_folder(folder: Path, recipe: Recipe, disk: int) -> None:
-    """The run folder: this recipe's or new, not in use, and on a disk with room."""
+    """Check that the run folder is this recipe's or new, not in use, and on a disk with enough room."""
     RunFolder(folder).check(recipe)
     lock = folder / ".lock"
     if lock.exists():
@@ -288,7 +289,7 @@ def main(argv: list[str]) -> int:
 
 
 def _gpu(name: str | None) -> Gpu | None:
-    """By any name that holds one of ours: a100, "NVIDIA H100 80GB HBM3", "A100 40GB"."""
+    """Returns the GPU in our table that `name` contains: a100, "NVIDIA H100 80GB HBM3", "A100 40GB"."""
     if name is None:
         return None
     known = next((k for k in GPU_PEAK if re.search(rf"\b{k}\b", name.replace("-", " "), re.IGNORECASE)), None)

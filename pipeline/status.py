@@ -17,10 +17,10 @@ import yaml
 
 from command_line import Failure, Parser, run
 
-RECENT = 20  # logged steps that the speed is the mean of
+RECENT = 20  # logged steps over which the speed is averaged
 TAIL = 1 << 18  # bytes read from the end of metrics.jsonl
-# What a job's log says of its end, where the trainer could not: ours, srun's and slurmstepd's.
-START_LINE = re.compile(r"^phase \S+: job \d+, start \d+,.*$", re.MULTILINE)  # of launch/phase.sh
+# Error lines in a job's log, for an end that the trainer could not record: ours, srun's and slurmstepd's.
+START_LINE = re.compile(r"^phase \S+: job \d+, start \d+,.*$", re.MULTILINE)  # launch/phase.sh prints it
 ERROR_LINE = re.compile(r"^(?:\d+: )?((?:error|slurmstepd: error|srun: error): .*)$", re.MULTILINE)
 
 
@@ -39,14 +39,14 @@ class PhaseStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the recent speed, validation and checkpoints not counted."""
+        """Seconds left at the recent speed, without validation and checkpoints; None where done or unknown."""
         if self.state == "done" or not self.tokens_per_second:
             return None
         return max(0, self.budget - self.tokens) / self.tokens_per_second
 
 
 def phases(folder: Path) -> list[PhaseStatus]:
-    """Of each phase of the run's recipe, in order. Failure where `folder` holds no run that has started."""
+    """Returns the status of each phase of the recipe, in order; Failure where `folder` holds no run that has started."""
     file = folder / "recipe.yaml"
     try:
         recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -85,7 +85,7 @@ def _phase(folder: Path, name: str, objective: str, budget: int) -> PhaseStatus:
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
-    """The last records; a line that is being written is left out."""
+    """Returns the last records of a metrics file, without a line that is still being written."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL))
@@ -104,7 +104,7 @@ def _tail(path: Path) -> list[dict[str, Any]]:
 
 
 def last_error(folder: Path) -> str | None:
-    """What ended the last start that failed; None where the run has written something since."""
+    """Returns the error line of the last start that failed; None where the run has written something since."""
     moved = [f.stat().st_mtime for f in (*folder.glob("*/metrics.jsonl"), *folder.glob("*/DONE"))]
     moved += [f.stat().st_mtime for f in folder.glob("*/STOPPED")]
     since = max(moved, default=0.0)
@@ -120,7 +120,7 @@ def last_error(folder: Path) -> str | None:
     with open(logs[-1], "rb") as file:
         file.seek(max(0, logs[-1].stat().st_size - TAIL))
         text = file.read().decode(errors="replace")
-    # One log holds all starts of a job. A task that stopped early on request is none to srun alone.
+    # One log holds all starts of a job. srun alone calls a task that stopped early on request an error.
     found = [line for line in ERROR_LINE.findall(START_LINE.split(text)[-1]) if not line.endswith("exit code 75")]
     ours = [line for line in found if line.startswith("error: ") and "the lines above say why" not in line]
     return (ours or found or [None])[-1]
@@ -132,7 +132,7 @@ def _because(folder: Path) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as 45 s, 12 min, 3 h 20 min, 2 d 4 h."""
+    """Returns text such as 45 s, 12 min, 3 h 20 min, 2 d 4 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

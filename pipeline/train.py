@@ -11,7 +11,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Run as a script, Python puts this folder first on the path, where our module names would shadow others'.
+    # Python puts a script's folder first on the path, where our module names would shadow those of others.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     from command_line import block_stop_signals
 
@@ -32,7 +32,7 @@ from pipeline.run import JobCache, Parts, PhaseRun, RunFolder, StopRequests, ass
 def main(argv: list[str]) -> int:
     arguments, recipe = parse_arguments(argv)
     ranks = from_environment(os.environ)
-    accumulation(recipe, ranks)  # an indivisible batch is known before anything starts
+    accumulation(recipe, ranks)  # reports an indivisible batch before anything starts
     folder = RunFolder(arguments.run_dir or Path("runs") / recipe.name)
     try:
         return train_phases(recipe, arguments.phase, folder, ranks)
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def train_phases(recipe: Recipe, only: str | None, folder: RunFolder, ranks: Ranks) -> int:
-    """All phases, or the one of that name. Returns the exit code."""
+    """Train all phases, or only the phase named `only`. Returns the exit code."""
     device = device_of(ranks)
     start_processes(ranks, device)
     agreement = Agreement(ranks)
@@ -75,7 +75,7 @@ def train_phases(recipe: Recipe, only: str | None, folder: RunFolder, ranks: Ran
 
 
 def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, stops: StopRequests) -> bool:
-    """Train phase `index` to its budget, from wherever it stands. False: stopped early, checkpoint saved."""
+    """Train phase `index` from wherever it stands to its budget. Returns False where it stopped early, checkpoint saved."""
     phase, at = recipe.phases[index], recipe.checkpoints
     state = agreement.together(lambda: enter_phase(recipe, index, parts))
     with PhaseRun(recipe, index, parts, agreement, stops, state) as training:
@@ -83,7 +83,7 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
             if not training.validate():
                 return training.stop()
             if training.finished:
-                training.save()  # the checkpoint that the stop left does not know this validation
+                training.save()  # the checkpoint saved at the stop lacks this validation
         while not training.finished:
             step = training.next_step()
             if step is None:
@@ -106,7 +106,7 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
     export_checkpoint(parts, phase.name, "export", agreement)
     if agreement.ranks.leads:
         parts.folder.mark_done(phase.name, {"step": training.state.step, "tokens": training.state.tokens})
-        retain(parts.folder.checkpoints(phase.name), 1)  # of the others only those kept for good are needed
+        retain(parts.folder.checkpoints(phase.name), 1)  # besides the last one, only those kept for good are needed
     agreement.barrier()
     return True
 
@@ -116,7 +116,7 @@ def crossed(points: list[int], before: int, now: int) -> bool:
 
 
 def export_checkpoint(parts: Parts, phase: str, name: str, agreement: Agreement) -> None:
-    """The phase's newest checkpoint as a Hugging Face folder RUN/PHASE/name; a collective call."""
+    """Export the phase's newest checkpoint to the Hugging Face folder RUN/PHASE/name; a collective call."""
 
     def work() -> None:
         if agreement.ranks.leads:

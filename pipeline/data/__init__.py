@@ -1,7 +1,7 @@
 """From packed rows to batches with labels: the order of rows, the objectives, the loader.
 
 It may import `data_prep.rows`, `pipeline.model` (the packed batch) and `pipeline.ranks`.
-It offers the row stream, the table of objectives, the loader, and waiting for it that a stop can end.
+It offers the row stream, the table of objectives, the loader, and a wait for rows that a request to stop can end.
 """
 
 from pipeline.data.background import in_background, result_unless

@@ -1,4 +1,4 @@
-"""Work in a thread, and a wait for it that a request to stop can end."""
+"""Runs work in a thread, and waits for it until a request to stop comes."""
 
 import threading
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from concurrent.futures import Future, wait
 from typing import TypeVar
 
 T = TypeVar("T")
-POLL = 0.5  # seconds between two questions whether to stop, while rows are waited for
+POLL = 0.5  # seconds between two checks for a request to stop, while waiting for rows
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
-    """`work` in a thread: a daemon, as a read that waits out an outage must not keep the process from ending."""
+    """Run `work` in a daemon thread, because a read that waits out an outage must not keep the process from ending."""
     future: Future[T] = Future()
 
     def carry_out() -> None:
@@ -24,7 +24,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def result_unless(stopping: Callable[[], bool], future: Future[T]) -> T | None:
-    """What the future comes to; None where `stopping` says so before, which is asked while there is nothing yet."""
+    """Wait for the future and return its result; None where `stopping`, asked every POLL seconds, says yes first."""
     while not wait([future], POLL).done:
         if stopping():
             return None

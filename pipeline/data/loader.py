@@ -19,7 +19,7 @@ from pipeline.data.row_order import MixedRows
 from pipeline.model import PackedBatch
 from pipeline.ranks import Ranks
 
-AHEAD_ROWS = 4096  # of a rank whose shards are fetched before their turn, where the rows are at a URL
+AHEAD_ROWS = 4096  # rows ahead for which a rank prefetches shards, where the rows are at a URL
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Step:
     tokens: int  # of this rank
     labels: int  # of this rank
     position: int  # of the step's first row in the stream
-    row_ids: list[int]  # of the whole step, all ranks, in stream order, without those that are skipped
+    row_ids: list[int]  # of the whole step, all ranks, in stream order, without skipped rows
 
 
 class Loader:
-    """Steps of one rank from a stream position on, the next one prepared while the present one trains."""
+    """Yields the steps of one rank from a stream position on, and prepares the next one while the current one trains."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Loader:
         self._remote = any(is_url(source.location) for source in rows.sources)
 
     def step(self, position: int, objective: Objective) -> Step:
-        """The step that begins at `position`: a pure function. A skipped row leaves a hole and shifts nothing."""
+        """Returns the step that begins at `position`, a pure function. A skipped row leaves a gap and moves no other row."""
         row_ids = [self.rows.row_id(g) for g in range(position, position + self.rows_per_step)]
         share = self.rows_per_step // self.ranks.world_size
         begin = self.ranks.rank * share
@@ -68,17 +68,17 @@ class Loader:
         return Step(batches, tokens, sum(len(b.labels) for b in batches), position, kept)
 
     def _nothing(self, objective: Objective) -> LabelledRow:
-        """What a rank computes on where all rows of a micro-batch are skipped: one token, no label."""
+        """Returns a stand-in for a micro-batch whose rows are all skipped: one token, no label."""
         none, keys = np.zeros(0, np.int64), np.zeros(1, np.int64) if objective.dropout else None
         return LabelledRow(np.array([self.vocabulary.mask]), np.array([1], np.uint32), none, none, keys)
 
     def steps(
         self, position: int, objective: Objective, stopping: Callable[[], bool] = lambda: False
     ) -> Generator[Step]:
-        """Steps from `position` on. It ends where `stopping` says so while a step is waited for: through an outage, say."""
+        """Yield the steps from `position` on; end where `stopping` says yes while waiting for a step, as in an outage."""
         coming = in_background(partial(self.step, position, objective))
         steps_ahead = max(1, self.ahead_rows * self.ranks.world_size // self.rows_per_step)
-        asked = position + self.rows_per_step  # up to here the shards are asked for
+        asked = position + self.rows_per_step  # shards are requested up to here
         try:
             while True:
                 step = result_unless(stopping, coming)
@@ -86,7 +86,7 @@ class Loader:
                     return
                 position += self.rows_per_step
                 coming = in_background(partial(self.step, position, objective))
-                for _ in range(2):  # gaining one step at each step, until it is far enough ahead
+                for _ in range(2):  # two steps each time, until the look-ahead is complete
                     if asked < position + steps_ahead * self.rows_per_step:
                         self._prefetch(asked)
                         asked += self.rows_per_step
@@ -95,7 +95,7 @@ class Loader:
             wait([coming], 10 * POLL)
 
     def _prefetch(self, position: int) -> None:
-        """The shards of this rank's rows of the step at `position`."""
+        """Prefetch the shards of this rank's rows in the step at `position`."""
         if self._remote:
             share = self.rows_per_step // self.ranks.world_size
             begin = position + self.ranks.rank * share

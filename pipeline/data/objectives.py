@@ -1,8 +1,8 @@
-"""What a row is trained on: the next token (clm) or masked tokens (mlm). Pure functions of the row and a generator.
+"""The training objectives: the next token (clm) or masked tokens (mlm). Pure functions of the row and a random generator.
 
-CLM labels position i with token i+1 of the *same document*; the last token of each document has no label. MLM draws each
-ordinary token with the mask rate; 80 % of the drawn become the mask token, 10 % a random ordinary token, 10 % stay
-(BERT, arXiv 1810.04805). Special tokens are never drawn and never drawn from.
+CLM labels position i with token i+1 of the *same document*; the last token of each document has no label. MLM selects
+each ordinary token with the mask rate; 80 % of the selected tokens become the mask token, 10 % a random ordinary token,
+10 % stay (BERT, arXiv 1810.04805). Special tokens are never selected, and never used as random tokens.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from pipeline.model import PackedBatch, token_keys
 
 @dataclass(frozen=True)
 class Objective:
-    """Of a phase or of the validation: all that decides labels, mask and dropout."""
+    """The objective of a phase or of the validation: all that decides labels, mask and dropout."""
 
     kind: str  # a key of OBJECTIVES
-    mask_rate: float = 0.0  # of objectives that mask
+    mask_rate: float = 0.0  # for objectives that mask
     label: str = ""  # name of the phase: phases under the same seed draw different masks
     seed: int = 0
     dropout: bool = False
@@ -60,9 +60,9 @@ class LabelledRow:
 
 
 def generator(seed: int, label: str, position: int) -> np.random.Generator:
-    """The one source of masks: a pure function of (seed, phase, position in the row stream).
+    """Returns the generator of a row's masks, a pure function of (seed, phase, position in the row stream).
 
-    Hence the same masks whatever the rank, worker, micro-batch or resume, and new ones when a row comes round again.
+    Masks are therefore the same on any rank or worker, in any micro-batch and after a resume; a later epoch draws new ones.
     """
     phase = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, phase, position])))
@@ -90,14 +90,14 @@ def mlm_labels(row: Row, mask_rate: float, vocabulary: Vocabulary, rng: np.rando
 
 @dataclass(frozen=True)
 class Kind:
-    """What an objective asks of the model and of the row. `labels` gets the row, mask rate, vocabulary and mask generator."""
+    """What an objective does. `labels` takes the row, the mask rate, the vocabulary and the mask generator."""
 
-    causal: bool  # the attention mask
-    masks: bool  # it hides tokens, at the phase's mask rate
+    causal: bool  # whether the attention mask is causal
+    masks: bool  # whether it hides tokens, at the phase's mask rate
     labels: Callable[[Row, float, Vocabulary, np.random.Generator], LabelledRow]
 
 
-# Of each name that a recipe may give a phase.
+# By the names that a recipe may give as phases[].objective.
 OBJECTIVES = {
     "clm": Kind(causal=True, masks=False, labels=lambda row, *_: clm_labels(row)),
     "mlm": Kind(causal=False, masks=True, labels=mlm_labels),
@@ -105,7 +105,7 @@ OBJECTIVES = {
 
 
 def label(row: Row, objective: Objective, vocabulary: Vocabulary, position: int) -> LabelledRow:
-    """The row at `position` of its stream, under `objective`."""
+    """Returns the row at `position` of its stream, labelled for `objective`."""
     rng = generator(objective.seed, objective.label, position)
     labelled = OBJECTIVES[objective.kind].labels(row, objective.mask_rate, vocabulary, rng)
     if not objective.dropout:
@@ -114,7 +114,7 @@ def label(row: Row, objective: Objective, vocabulary: Vocabulary, position: int)
 
 
 def pack(rows: Sequence[LabelledRow], row_ids: Sequence[int]) -> PackedBatch:
-    """Rows one after the other as one packed batch."""
+    """Returns the rows, one after the other, as one packed batch."""
     starts = np.cumsum([0, *(len(row.input_ids) for row in rows)])
     keys = [row.dropout_keys for row in rows if row.dropout_keys is not None]
     return PackedBatch.from_arrays(

@@ -1,7 +1,7 @@
-"""The row stream: an order of rows that is ours and pure, over one source or a mix of several.
+"""The row stream: the order of rows, a pure function of seed and position, over one source or a mix of several.
 
-Stream position g lies in epoch g // N and is row order(data_seed, epoch)[g mod N]. Each row comes once an epoch. Nothing
-is stored but the position: resume, twins, mixing and masks follow from it.
+With N rows, stream position g lies in epoch g // N and holds row order(data_seed, epoch)[g mod N]. Each row comes once
+per epoch. Only the position is stored: resume, twins, mixing and masks follow from it.
 """
 
 import hashlib
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from data_prep.rows import Row, Rows
 
-SHUFFLE_BLOCK = 1 << 16  # rows: shuffled across that many neighbours, so that look-ahead touches few shards
+SHUFFLE_BLOCK = 1 << 16  # rows that are shuffled with each other; a block this small lets look-ahead touch few shards
 CYCLE = 1000  # positions of a mix in which each source has exactly its share, rounded to a thousandth
 
 
 class RowStream:
-    """Position to row index in one source; each row comes once an epoch, in an order new to each epoch."""
+    """Maps a position to a row index in one source; each row comes once per epoch, in a new order each epoch."""
 
     def __init__(self, shard_rows: NDArray[np.int64], data_seed: int) -> None:
         self.size = int(shard_rows.sum())
@@ -30,7 +30,7 @@ class RowStream:
     def _make_order(self, epoch: int) -> NDArray[np.int64]:
         from streaming.base.shuffle import get_shuffle
 
-        # Its seed is seed + epoch, which would make epoch 1 of seed 42 epoch 0 of seed 43: spread the seeds.
+        # get_shuffle adds the epoch to the seed, so epoch 1 of seed 42 would be epoch 0 of seed 43: spread the seeds.
         spread = int(np.random.SeedSequence(self._seed).generate_state(1, np.uint32)[0])
         block = max(SHUFFLE_BLOCK, 2 * int(self._shard_rows.max()))
         return np.asarray(get_shuffle("py1e", self._shard_rows, 1, spread, epoch, block))
@@ -41,7 +41,7 @@ class RowStream:
 
 
 class Mix:
-    """Position to (source, position in that source): pure, and exact in every cycle of 1,000 positions."""
+    """Maps a position to (source, position in that source): pure, and exact in every cycle of 1,000 positions."""
 
     def __init__(self, proportions: Sequence[float], data_seed: int) -> None:
         shares = np.array(proportions, float) / sum(proportions) * CYCLE
@@ -54,7 +54,7 @@ class Mix:
         self._cycle = lru_cache(maxsize=4)(self._make_cycle)
 
     def _make_cycle(self, cycle: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each position in a cycle: its source, and how many of that source came before it in the cycle."""
+        """Returns for each position in a cycle its source, and how many positions of that source precede it in the cycle."""
         sources = np.repeat(np.arange(len(self.counts)), self.counts)
         np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, cycle]))).shuffle(sources)
         before = np.zeros(CYCLE, np.int64)
@@ -76,7 +76,7 @@ class MixedRows:
     def __init__(self, sources: Sequence[Rows], proportions: Sequence[float], data_seed: int) -> None:
         self.sources = list(sources)
         self._starts = np.cumsum([0, *(len(rows) for rows in sources)])
-        # Sources of equal size must not share an order: their seeds differ, the first one's is the recipe's own.
+        # Sources of equal size must not share an order: their seeds differ, and the first one's is the recipe's.
         self._streams = [RowStream(rows.shard_rows, data_seed + i) for i, rows in enumerate(sources)]
         self._mix = Mix(proportions, data_seed) if len(sources) > 1 else None
         digests = [rows.manifest.rows_digest for rows in sources]
@@ -92,7 +92,7 @@ class MixedRows:
         return int(self._starts[source]) + self._streams[source][place]
 
     def prefetch(self, row_ids: Iterable[int]) -> None:
-        """Rows that will be read soon."""
+        """Start fetching the shards of rows that will be read soon."""
         ids = np.fromiter(row_ids, np.int64)
         for source, rows in enumerate(self.sources):
             start, end = self._starts[source : source + 2]

@@ -1,7 +1,7 @@
-"""The training step by DeepSpeed, and its state on disk in a form that no ZeRO stage or number of ranks changes.
+"""The training step by DeepSpeed, and checkpoints whose format is the same for every ZeRO stage and number of ranks.
 
 It may import the rooms `model`, `ranks` and `recipe`, and `data_prep.rows`.
-It offers `Engine`, the process group, what a DeepSpeed file may say, and checkpoints.
+It offers `Engine`, the process group, the rules for a DeepSpeed file, and checkpoints.
 """
 
 from pipeline.engine.checkpoint import LATEST, Checkpoint, State, latest, retain, save, write_aside

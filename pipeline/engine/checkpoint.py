@@ -1,12 +1,12 @@
 """Checkpoints of our own: one format for every ZeRO stage and number of ranks, complete or absent.
 
     checkpoints/step-00000500/
-        weights.safetensors  exp_avg.safetensors  exp_avg_sq.safetensors     float32, by parameter name: 12 bytes a parameter
+        weights.safetensors  exp_avg.safetensors  exp_avg_sq.safetensors     float32, by parameter name: 12 bytes per parameter
         state.json                                                           see `State`
         config.json  tokenizer/                                              the model's: a checkpoint needs nothing beside it
     checkpoints/latest                                                       the name of the newest complete one
 
-A checkpoint is written under a name of its own and renamed when complete; `latest` likewise. Nothing is unpickled.
+A checkpoint is written under a temporary name and renamed when complete; so is `latest`. Nothing is unpickled.
 """
 
 import json
@@ -30,18 +30,18 @@ from pipeline.model import read_config, write_config
 from pipeline.ranks import Agreement
 
 LATEST = "latest"
-KEPT = ".keep"  # in a checkpoint that retention leaves alone
+KEPT = ".keep"  # marks a checkpoint that `retain` never removes
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands. All that resuming needs besides the tensors."""
+    """Where a run stands: all that a resume needs besides the tensors."""
 
     phase: str
-    step: int = 0  # of the phase, finished
-    tokens: int = 0  # of the phase
+    step: int = 0  # finished steps of the phase
+    tokens: int = 0  # trained tokens of the phase
     rows_digest: str = ""  # of the rows that the phase trains on
-    positions: dict[str, int] = field(default_factory=dict)  # of the next row, in each stream so far, by rows' digest
+    positions: dict[str, int] = field(default_factory=dict)  # of the next row in each stream, by its rows' digest
     adam_step: int = 0
     skipped: int = 0  # steps of the phase whose gradient was not finite
     history: list[dict[str, Any]] = field(default_factory=list)  # the phases so far, this one last, for the lineage
@@ -51,16 +51,16 @@ class State:
 
     @property
     def lineage(self) -> dict[str, Any]:
-        """What the export says of how the weights came to be."""
+        """What the export says about the origin of the weights."""
         return {**self.facts, "phases": self.history}
 
     @property
     def position(self) -> int:
-        """Of the next row in the phase's stream."""
+        """Position of the next row in the phase's stream."""
         return self.positions.get(self.rows_digest, 0)
 
     def after(self, tokens: int, rows: int, applied: bool) -> "State":
-        """The state one step on, which took `tokens` tokens and `rows` positions; `applied`: the weights moved."""
+        """Returns the state after a step of `tokens` tokens and `rows` positions; `applied`: the weights moved."""
         return replace(
             self,
             step=self.step + 1,
@@ -82,9 +82,9 @@ def write_aside(path: Path, text: str) -> None:
 
 
 def save(folder: Path, engine: Engine, state: State, tokenizer: Path, agreement: Agreement, keep: bool = False) -> Path:
-    """Save to folder/step-NNNNNNNN on rank 0 and point `latest` to it; `keep`: for good. A collective call.
+    """Save to folder/step-NNNNNNNN on rank 0 and point `latest` to it; `keep`: never remove it. A collective call.
 
-    Failure (on all ranks) where it cannot be written; what stood there before is untouched.
+    Raises a Failure on all ranks where it cannot be written; earlier checkpoints are untouched.
     """
     final = folder / f"step-{state.step:08d}"
     aside = folder / f".{final.name}.tmp"
@@ -112,7 +112,7 @@ def save(folder: Path, engine: Engine, state: State, tokenizer: Path, agreement:
     for name in ("weights", *STATES):
         tensors = {
             key: tensor for key, tensor in engine.tensors(name) if leads
-        }  # every rank takes part in gathering each
+        }  # every rank takes part in gathering each tensor
         _written(partial(_save_tensors, aside / f"{name}.safetensors", tensors), folder, agreement)
     _written(finish, folder, agreement)
     return final
@@ -148,7 +148,7 @@ def _written(work: Callable[[], None], folder: Path, agreement: Agreement) -> No
 
 
 def retain(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints and those kept for good, and what an interrupted save left."""
+    """Remove all checkpoints but the newest `keep` and those kept for good, and remove what an interrupted save left."""
     for path in sorted(folder.glob("step-*"))[:-keep]:
         if not (path / KEPT).exists():
             shutil.rmtree(path)
@@ -172,7 +172,7 @@ class Checkpoint:
         return list(self._files["weights"].keys())
 
     def tensor(self, file: str, name: str) -> Tensor:
-        """`file` is "weights", "exp_avg" or "exp_avg_sq"."""
+        """Returns the tensor `name` of `file`: "weights", "exp_avg" or "exp_avg_sq"."""
         try:
             tensor: Tensor = self._files[file].get_tensor(name)
             return tensor
@@ -183,7 +183,7 @@ class Checkpoint:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest complete checkpoint of a phase's `checkpoints` folder, or None where there is none yet."""
+    """Returns the newest complete checkpoint of a phase's `checkpoints` folder, or None where there is none yet."""
     try:
         name = (folder / LATEST).read_text().strip()
     except FileNotFoundError:

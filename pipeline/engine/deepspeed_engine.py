@@ -1,8 +1,8 @@
 """The only file that touches DeepSpeed: accumulation, scaling, clipping, the step, and state by parameter name.
 
-The loss of a step is sum(loss over labels) / count(labels), both over the whole accumulation window on all ranks, the
-count known before the first backward. DeepSpeed divides by the accumulation steps and averages over the ranks, so each
-micro-batch's sum is multiplied by both and divided by the count: the gradient is that of one big batch on one
+The loss of a step is sum(loss over labels) / count(labels), both over all micro-batches on all ranks; the count is known
+before the first backward. DeepSpeed divides by the gradient accumulation steps and averages over the ranks. Each
+micro-batch's sum is therefore multiplied by both and divided by the count: the gradient is that of one big batch on one
 device, however the labels are spread.
 """
 
@@ -29,14 +29,14 @@ PREFIX = "encoder."  # LossModel's, not part of a parameter's name
 def start_processes(ranks: Ranks, device: torch.device) -> None:
     """Join the process group: NCCL between GPUs, gloo between CPUs."""
     if device.type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns that it found no GPU
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it found no GPU
     import deepspeed
 
     rendezvous(ranks)
     # DeepSpeed calls collectives by names that torch has renamed.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # Its C++ kernel for CPU inference would be compiled at every first start and hold 69 MB of shared memory a rank.
+    # DeepSpeed's C++ kernel for CPU inference would be compiled at every first start and hold 69 MB of shared memory a rank.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -46,7 +46,7 @@ def start_processes(ranks: Ranks, device: torch.device) -> None:
         deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, **facts)
     except torch.distributed.DistNetworkError:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise Passing(  # a job that is started again meets at another port
+        raise Passing(  # a restarted job meets at another port
             f"the ranks cannot meet at {place}: the port is taken, or the address cannot be reached; "
             "choose another (`deepspeed --master_port N`, or MASTER_ADDR and MASTER_PORT)"
         ) from None
@@ -90,7 +90,7 @@ class Engine:
         built = optimizers.build(self.parameters.items(), recipe.optimizer, fused)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(model=model, optimizer=built, config=config)
         if self.stage == 3:
-            # Used in LossModel's own forward, not in the forward of the module that owns them.
+            # LossModel uses them in its own forward, not in the forward of the module that owns them.
             for weight in {encoder.output_weight, encoder.output_bias} - {None}:
                 deepspeed.zero.register_external_parameter(model, weight)
         self._state = Partitions(self._optimizer, self.stage, self.parameters, ranks, device)
@@ -105,17 +105,17 @@ class Engine:
         return encoder
 
     def freeze(self, groups: Collection[str]) -> None:
-        """Hold the weights of these groups (names as `optimizer.group_of` gives them) from now on; their gradients are 0, in the norm too."""
+        """Freeze the weights of these groups (see `optimizer.group_of`) from now on; their gradients are 0, in the norm too."""
         self._frozen = {name for name in self.parameters if optimizers.group_of(name) in groups}
         self._frozen_groups = set(groups)
 
     # --- a step ---
 
     def train_step(self, batches: Sequence[PackedBatch], causal: bool, labels: int, rate: float) -> tuple[float, float]:
-        """One optimizer step over this rank's micro-batches of the window.
+        """Take one optimizer step over this rank's micro-batches.
 
         `labels` is the count over all ranks, `rate` the learning rate. Returns the sum of this rank's losses, undivided,
-        and the global gradient norm before clipping; where the norm is not finite no weight has moved.
+        and the global gradient norm before clipping; where the norm is not finite, no weight has moved.
         """
         assert len(batches) == self.accumulation
         self._engine.train()
@@ -141,12 +141,12 @@ class Engine:
 
     @torch.no_grad()
     def _clip_whole_gradients(self) -> float:
-        """Stage 0, where DeepSpeed reports no norm and steps on whatever it is: norm, clipping, and no step if not finite."""
+        """At stage 0, where DeepSpeed reports no norm: clip and return the norm; if it is not finite, prevent the step."""
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads]).square().sum().sqrt()
         if not torch.isfinite(norm):
             for parameter in self.parameters.values():
-                parameter.grad = None  # the optimizer passes over it
+                parameter.grad = None  # the optimizer skips it
         elif self.clip is not None:
             for grad in grads:
                 grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
@@ -154,7 +154,7 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batch: PackedBatch, causal: bool) -> float:
-        """Sum of the losses at the batch's labels; all ranks call it the same number of times."""
+        """Returns the sum of the losses at the batch's labels; all ranks call it the same number of times."""
         self._engine.eval()
         with self._precision():
             return float(self._engine(batch.to(self.device), causal))
@@ -163,16 +163,16 @@ class Engine:
 
     @property
     def adam_step(self) -> int:
-        """Optimizer steps since the moments began."""
+        """Optimizer steps since the moments were 0."""
         return self._state.adam_step
 
     def tensors(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Whole float32 `weights`, `exp_avg` or `exp_avg_sq` by name, on the CPU, one at a time; a collective call."""
+        """Yields (name, whole float32 tensor on the CPU) of kind `weights`, `exp_avg` or `exp_avg_sq`; a collective call."""
         for name in self.parameters:
             yield name, self._state.gather(name, None if kind == "weights" else kind)
 
     def load(self, tensor: Callable[[str, str], Tensor], adam_step: int | None) -> None:
-        """Set weights, moments and Adam's step count from `tensor(kind, name)`; adam_step None: a new optimizer."""
+        """Set weights, moments and Adam's step count from `tensor(kind, name)`; adam_step None resets the optimizer."""
         for name in self.parameters:
             value, shape = tensor("weights", name), self._state.shape(name)
             if value.shape != shape:

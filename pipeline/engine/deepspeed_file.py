@@ -1,4 +1,4 @@
-"""What DeepSpeed is told, and what follows from the recipe: its file, the accumulation, the precision."""
+"""What DeepSpeed is told by its file, and what follows from the recipe: gradient accumulation and precision."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from command_line import UsageError
 from pipeline.ranks import Ranks
 from pipeline.recipe import Recipe, deepspeed_file
 
-# What a DeepSpeed file may not set: the recipe owns it.
+# Keys that a DeepSpeed file may not set, and the key of the recipe that sets each.
 OWNED = {
     "train_batch_size": "batch.rows",
     "train_micro_batch_size_per_gpu": "batch.rows_per_device",
@@ -24,7 +24,7 @@ OWNED = {
 
 
 def read_deepspeed_file(recipe: Recipe) -> dict[str, Any]:
-    """The DeepSpeed file, with its ZeRO stage checked and float32 gradient accumulation demanded."""
+    """Returns the DeepSpeed file; UsageError unless it sets a ZeRO stage and gradient accumulation in float32."""
     name = recipe.engine.deepspeed
     try:
         config: dict[str, Any] = json.loads(deepspeed_file(recipe).read_text())
@@ -44,7 +44,7 @@ def read_deepspeed_file(recipe: Recipe) -> dict[str, Any]:
 
 
 def accumulation(recipe: Recipe, ranks: Ranks) -> int:
-    """Micro-batches of a step on each rank; UsageError where the global batch does not divide."""
+    """Returns the micro-batches per step on each rank; UsageError where the global batch does not divide."""
     rows, per_device = recipe.batch.rows, recipe.batch.rows_per_device
     if rows % (per_device * ranks.world_size):
         raise UsageError(

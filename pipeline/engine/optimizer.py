@@ -1,10 +1,10 @@
-"""AdamW and StableAdamW over parameter groups that stay the same through all phases: one per layer and decay kind.
+"""AdamW and StableAdamW over parameter groups that stay the same through all phases: one per layer with decay and one without.
 
-Decoupled weight decay as torch.optim.AdamW multiplies it by the learning rate. The paper's Composer form,
-`p -= (lr / peak_lr) * 1e-5 * p`, is the same with weight_decay = 1e-5 / 2e-4 = 0.05. None on norms and biases.
+Weight decay is decoupled and multiplied by the learning rate, as in torch.optim.AdamW. The paper's Composer form,
+`p -= (lr / peak_lr) * 1e-5 * p`, is the same with weight_decay = 1e-5 / 2e-4 = 0.05. Norms and biases have no decay.
 
-Freezing is learning rate 0 on a group and gradients of 0, never `requires_grad`: with that, momentum and decay would go on
-moving the weights at stages 1 and 2, and stage 3 would crash.
+A frozen group has learning rate 0 and gradients of 0; `requires_grad` stays as it is. Without `requires_grad`, momentum and
+decay would go on moving the weights at stages 1 and 2, and stage 3 would crash.
 """
 
 import re
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.recipe import schema as recipe
+from pipeline.recipe import Optimizer
 
 
 def group_of(name: str) -> str:
-    """What a parameter belongs to, by its Hugging Face name: a layer's number, "embeddings" (with the decoder) or "head"."""
+    """Returns a parameter's group by its Hugging Face name: a layer's number, "embeddings" (with the decoder) or "head"."""
     layer = re.search(r"\.layers?\.(\d+)\.", name)
     if layer:
         return layer[1]
@@ -31,9 +31,9 @@ def decays(parameter: Tensor) -> bool:
 
 
 def build(
-    parameters: Iterable[tuple[str, torch.nn.Parameter]], settings: recipe.Optimizer, fused: bool
+    parameters: Iterable[tuple[str, torch.nn.Parameter]], settings: Optimizer, fused: bool
 ) -> torch.optim.Optimizer:
-    """The optimizer that DeepSpeed partitions. Its learning rates are 0 until a step writes them."""
+    """Returns the optimizer that DeepSpeed partitions. Its learning rates are 0 until a step writes them."""
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in parameters:
         decay = decays(parameter)
@@ -53,12 +53,12 @@ class StableAdamW(torch.optim.Optimizer):
 
     With bias-corrected moments m and v: rate = lr / max(1, RMS(g / max(sqrt(v), eps))), then
     p -= rate * (weight_decay * p + m / (sqrt(v) + eps)). The RMS is over a whole parameter; ZeRO's flat
-    partitions hold pieces of several, so the engine says which piece is whose (`pieces`) and sums over ranks (`reduce`).
+    partitions hold pieces of several, so the engine says which piece belongs to which (`pieces`) and sums over ranks (`reduce`).
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        # Of a flat tensor: pieces (start, size, index of the parameter, its whole size), and how many parameters there are.
+        # From a flat tensor to its pieces (start, size, index of the parameter, its whole size) and its number of parameters.
         self.pieces: Callable[[Tensor], tuple[list[Piece], int]] = lambda flat: (
             [(0, flat.numel(), 0, flat.numel())],
             1,

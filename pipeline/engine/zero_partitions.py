@@ -1,8 +1,8 @@
 """Where ZeRO keeps each parameter's float32 master and moments: fragments of flat partitions, one view for every stage.
 
 Stage 0 leaves parameters whole. Stages 1 and 2 flatten each parameter group and give each rank a slice, which may cut a
-parameter in two. Stage 3 gives each rank a slice of every parameter. With the fragments known, whole tensors are
-gathered and set by name, the same for every stage and number of ranks, and nothing of DeepSpeed's checkpoints is needed.
+parameter in two. Stage 3 gives each rank a slice of every parameter. Once the fragments are known, whole tensors
+are gathered and set by name, in the same way for every stage and number of ranks, without DeepSpeed's own checkpoints.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Fragment:
     size: int
 
     def of(self, flat: Tensor) -> Tensor:
-        """This fragment of the master or of a moment, which have the same layout."""
+        """Returns this fragment of the master or of a moment, which have the same layout."""
         return flat.view(-1)[self.start : self.start + self.size]
 
 
@@ -41,7 +41,7 @@ class Partitions:
         self.stage, self.ranks, self.device = stage, ranks, device
         self.parameters = parameters
         self.inner: torch.optim.Optimizer = optimizer.optimizer if stage else optimizer
-        by_id: dict[int, Fragment | None] = {}  # None: no part of the parameter is this rank's
+        by_id: dict[int, Fragment | None] = {}  # None: this rank holds no part of the parameter
         groups: Any
         if stage == 0:
             self.flats: list[Tensor] = list(parameters.values())
@@ -52,12 +52,14 @@ class Partitions:
             for group, flat in zip(groups, self.flats, strict=True):
                 start = 0
                 for p in group:
-                    share = p.ds_tensor.ds_numel  # the last rank's is padded
+                    share = p.ds_tensor.ds_numel  # the last rank's share is padded
                     offset = min(ranks.rank * share, p.ds_numel)
                     by_id[id(p)] = Fragment(flat, start, offset, min(share, p.ds_numel - offset))
                     start += share
         else:
-            bf16 = hasattr(optimizer, "fp32_groups_flat_partition")  # BF16_Optimizer, which stage 1 picks for bf16
+            bf16 = hasattr(
+                optimizer, "fp32_groups_flat_partition"
+            )  # BF16_Optimizer, which DeepSpeed picks for bf16 at stage 1
             self.flats = optimizer.fp32_groups_flat_partition if bf16 else optimizer.single_partition_of_fp32_groups
             groups = optimizer.bf16_groups if bf16 else optimizer.bit16_groups
             for group, flat in zip(groups, self.flats, strict=True):
@@ -88,7 +90,7 @@ class Partitions:
 
     def _sum_over_ranks(self, sums: Tensor) -> None:
         if self.ranks.world_size > 1:
-            on_device = sums.to(self.device)  # offloaded partitions are on the CPU, and NCCL is not
+            on_device = sums.to(self.device)  # offloaded partitions are on the CPU, where NCCL cannot sum
             dist.all_reduce(on_device)
             sums.copy_(on_device)
 
@@ -101,13 +103,13 @@ class Partitions:
 
     @torch.no_grad()
     def gather(self, name: str, key: str | None = None) -> Tensor:
-        """The whole float32 master (or moment `key`) on the CPU; a collective call."""
+        """Returns the whole float32 master (or moment `key`) on the CPU; a collective call."""
         whole = torch.zeros(self.shape(name).numel(), dtype=torch.float32, device=self.device)
         fragment = self.fragments[name]
         if fragment is not None:
             whole[fragment.offset : fragment.offset + fragment.size] = fragment.of(self._flat(fragment, key))
         if self.stage and self.ranks.world_size > 1:
-            dist.all_reduce(whole)  # of disjoint pieces: exact
+            dist.all_reduce(whole)  # exact, because the pieces are disjoint
         return whole.view(self.shape(name)).cpu()
 
     @torch.no_grad()

@@ -1,14 +1,15 @@
 """The encoder over packed documents: families, attention, loss, and Hugging Face folders in and out.
 
-It imports no other room of ours. `Encoder`, `PackedBatch` and `attend` are what scripts of others rely on; besides, it offers
-the loss that training wraps, the back ends and families by name, and the work of a step in floating-point operations.
+It may import only `command_line`.
+It offers `Encoder`, `PackedBatch` and `attend`, on which scripts of others rely; and the loss that training wraps, the back
+ends and families by name, and the floating-point operations of a step.
 """
 
 from pipeline.model.attention import BACKENDS, attend, available, describe, reference
 from pipeline.model.batch import PackedBatch
 from pipeline.model.dropout import token_keys
 from pipeline.model.encoder import REFUSED, Encoder, with_backend
-from pipeline.model.families import FAMILIES, Config, family_of
+from pipeline.model.families import Config, family_of
 from pipeline.model.flops import GPU_PEAK, attended_pairs, device_peak, step_flops
 from pipeline.model.hugging_face import (
     WEIGHTS,
@@ -22,7 +23,6 @@ from pipeline.model.loss import LossModel
 
 __all__ = [
     "BACKENDS",
-    "FAMILIES",
     "GPU_PEAK",
     "REFUSED",
     "WEIGHTS",

@@ -26,8 +26,8 @@ class PackedBatch:
     max_seqlen: int  # on the host: kernels need it before launch
     label_positions: Tensor  # [L] int64, indices into T
     labels: Tensor  # [L] int64, label i belongs to position label_positions[i]
-    row_ids: tuple[int, ...] = ()  # of the rows it was made of
-    dropout_keys: Tensor | None = None  # [T] int64, see `dropout.token_keys`; None: none
+    row_ids: tuple[int, ...] = ()  # of the rows that it was made from
+    dropout_keys: Tensor | None = None  # [T] int64, see `dropout.token_keys`; None: no dropout
 
     @classmethod
     def from_arrays(
@@ -39,7 +39,7 @@ class PackedBatch:
         row_ids: Sequence[int] = (),
         dropout_keys: NDArray[np.int64] | None = None,
     ) -> "PackedBatch":
-        """From flat ids [T] and document lengths [S]; ValueError where they disagree."""
+        """Build a batch from flat ids [T] and document lengths [S]; ValueError where they disagree."""
         lengths = np.asarray(lengths, np.int64)
         total = len(input_ids)
         if not len(lengths) or (lengths <= 0).any() or lengths.sum() != total:
@@ -61,7 +61,7 @@ class PackedBatch:
 
     @classmethod
     def from_documents(cls, documents: Sequence[Sequence[int]]) -> "PackedBatch":
-        """One int sequence per document, special tokens included; no labels."""
+        """Build a batch without labels from one int sequence per document, special tokens included."""
         none = np.zeros(0, np.int64)
         if not documents:
             raise ValueError("a batch needs at least one document")
@@ -72,7 +72,7 @@ class PackedBatch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "PackedBatch":
-        """In page-locked memory, from which a copy to a GPU does not hold up the host."""
+        """Returns the batch in page-locked memory, from which a copy to a GPU does not block the host."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "PackedBatch":
@@ -80,15 +80,15 @@ class PackedBatch:
         return replace(self, **changed)
 
     def filled(self, total: int) -> "PackedBatch":
-        """With padding documents behind the others up to `total` tokens: unlabelled, isolated.
+        """Returns the batch with padding documents appended up to `total` tokens: unlabelled, isolated.
 
-        Static shapes for torch.compile; all that is asked of the first T positions stays as it was. Waits for no device.
+        This gives torch.compile static shapes. Results at the first T positions do not change. It waits for no device.
         """
         missing = total - self.tokens
         if missing <= 0:
             return self
         device = self.input_ids.device
-        longest = max(self.max_seqlen, min(missing, 1024))  # else one short document would be followed by very many
+        longest = max(self.max_seqlen, min(missing, 1024))  # else very many short ones might follow short documents
         starts = torch.arange(self.tokens, total, longest, dtype=torch.int32, device=device)
         ends = torch.cat([starts[1:], starts.new_full((1,), total)])
         positions = torch.arange(missing, device=device) % longest

@@ -1,7 +1,7 @@
 """The encoder: any family's modules over packed documents, with Hugging Face's weight names and config.
 
-It is our own module, not a patch of transformers': the causal mask is an argument of the call down to the kernel, the
-model holds no mode. Shapes: T packed tokens, D hidden size, V vocabulary.
+It is our own module, not a patch of transformers'. `causal` is an argument of each call, down to the kernel; the model
+holds no mode. Shapes: T packed tokens, D hidden size, V vocabulary.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ REFUSED = "{rates}: dropout is refused unless it is asked for; set it to 0, or m
 class Encoder(nn.Module):
     """`encoder(batch, causal=...)` gives hidden states [T, D]; `encoder.logits(hidden)` gives [.., V].
 
-    With `vocab_multiple` the weights of the vocabulary have more rows than V, which suits some kernels. The rows added are
-    zero, are never predicted (their logits count as minus infinity) and get no gradient, so that the loss and all else
-    are those of the unpadded model; a saved folder lacks them.
+    With `vocab_multiple` the vocabulary's weights are padded to more than V rows, which suits some kernels. The padding rows
+    are zero, are never predicted (their logits count as minus infinity) and get no gradient, so that the loss and all else
+    are those of the unpadded model. A saved folder omits them.
     """
 
     def __init__(self, config: Config, attention: str = "auto", vocab_multiple: int | None = None) -> None:
@@ -37,7 +37,7 @@ class Encoder(nn.Module):
             raise ValueError(f"attention is {attention!r}; it must be auto, {', '.join(BACKENDS)}")
         self.attention = attention
         self.activation_checkpointing = False
-        self.fill_to: int | None = None  # tokens of a batch, with padding documents: see `compile_blocks`
+        self.fill_to: int | None = None  # tokens to which padding documents fill a batch: see `compile_blocks`
         self.initialised: list[str] = []  # weights that the loaded folder lacked
         rows = math.ceil(config.vocab_size / (vocab_multiple or 1)) * (vocab_multiple or 1)
         for name, module in self.family.modules(self.config, rows).items():
@@ -55,7 +55,7 @@ class Encoder(nn.Module):
         return hidden[:tokens]
 
     def _dropout_keys(self, batch: PackedBatch) -> Tensor | None:
-        """None: no dropout here. Failure rather than training in silence without the dropout that the config has."""
+        """Returns the batch's dropout keys, None where nothing is dropped; Failure where the config has dropout but the batch no keys."""
         rates = self.family.rates(self.config)
         if not self.training or not rates:
             return None
@@ -66,8 +66,8 @@ class Encoder(nn.Module):
     def compile_blocks(self, fill_to: int | None = None) -> None:
         """torch.compile each layer on both sides of its attention; all layers of a kind share their compiled code.
 
-        `fill_to`: tokens that every batch is filled up to with padding documents, for static shapes; None: any number of
-        tokens with one dynamic compilation. Number and lengths of documents never reach compiled code.
+        `fill_to`: padding documents fill every batch up to this many tokens, for static shapes. None: one dynamic
+        compilation serves any number of tokens. The number and lengths of documents never reach compiled code.
         """
         self.fill_to = fill_to
         for layer in self.layers:
@@ -82,23 +82,23 @@ class Encoder(nn.Module):
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """[V, D], of the logits: the embedding matrix itself where they are tied."""
+        """Weight [V, D] of the logits; the embedding matrix itself where they are tied."""
         return self.get_parameter(self.family.embeddings if self.config.tie_word_embeddings else self.family.output)
 
     @property
     def output_bias(self) -> nn.Parameter | None:
-        """[V], of the logits, where the config has one."""
+        """Bias [V] of the logits, where the config has one."""
         module, _, name = self.family.bias.rpartition(".")
         bias: nn.Parameter | None = getattr(self.get_submodule(module), name)
         return bias
 
     def before_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [.., D] through the prediction head, to what the output matrix takes [.., D]."""
+        """Apply the prediction head to hidden states [.., D]; returns the input [.., D] of the output matrix."""
         out: Tensor = self.get_submodule(self.family.head)(hidden)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [.., V] of any rows of hidden states [.., D]: for inference; training never holds them whole."""
+        """Returns the logits [.., V] of hidden states [.., D], for inference; training never holds all logits at once."""
         size, bias = self.config.vocab_size, self.output_bias
         return F.linear(self.before_logits(hidden), self.output_weight[:size], None if bias is None else bias[:size])
 
@@ -106,7 +106,7 @@ class Encoder(nn.Module):
 
     @classmethod
     def random(cls, config: Config, seed: int, attention: str = "auto", vocab_multiple: int | None = None) -> "Encoder":
-        """Fresh float32 weights, spread as transformers spreads those of the family."""
+        """Returns an encoder with random float32 weights, distributed as transformers initialises the family."""
         encoder = cls(config, attention, vocab_multiple)
         for name in dict(encoder.named_parameters()):
             encoder._initialise(name, seed)
@@ -120,10 +120,10 @@ class Encoder(nn.Module):
         revision: str | None = None,
         vocab_multiple: int | None = None,
     ) -> "Encoder":
-        """A Hugging Face folder (or hub name) of a family we know, in float32; weights are matched strictly.
+        """Load a Hugging Face folder (or hub name) of a family we know, in float32; weights are matched strictly.
 
         A bare encoder without its prediction head is accepted: the head is initialised, and `initialised` names it.
-        Anything else missing, and anything unexpected or of another shape, is a Failure that lists it.
+        A Failure lists any other weight that is missing, and any that is unexpected or of another shape.
         """
         path = local_folder(folder, revision)
         config = read_config(path)
@@ -161,7 +161,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, name: str, seed: int) -> None:
-        """One weight, from a generator of its own: independent of the order and of the other weights."""
+        """Initialise one weight from a generator of its own, independent of the order and of the other weights."""
         whole = self.get_parameter(name)
         whole.zero_()
         parameter = self._unpadded(name, whole)
@@ -174,12 +174,12 @@ class Encoder(nn.Module):
         nn.init.trunc_normal_(parameter, 0.0, std, -cut, cut, generator=own)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """config.json and model.safetensors, float32, under Hugging Face's names (a tied decoder is stored once)."""
+        """Write config.json and model.safetensors, float32, under Hugging Face's names (a tied decoder is stored once)."""
         write_model(self.config, {n: p.detach() for n, p in self.named_parameters()}, Path(folder))
 
 
 def with_backend(encoder: Encoder, device: torch.device, precision: str) -> Encoder:
-    """Check that the chosen attention back end runs on `device` in `precision`, then move there."""
+    """Check that the chosen attention back end runs on `device` in `precision`, then move the encoder there."""
     head_dim = encoder.config.hidden_size // encoder.config.num_attention_heads
     available(encoder.attention, device, head_dim, precision)
     return encoder.to(device)

@@ -1,4 +1,4 @@
-"""Floating-point operations of a step, exact from document lengths, windows, mask and labels; and the device's peak."""
+"""Floating-point operations of a step, counted exactly from document lengths, windows, mask and labels; and the device's peak."""
 
 import re
 import time
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipeline.model.batch import PackedBatch
 from pipeline.model.families import Config, family_of
 
-# Dense bf16 FLOP/s from the makers' data sheets; the first name whose words the device's name contains counts.
+# Dense bf16 FLOP/s from the makers' data sheets; the first name here that the device's name contains counts.
 GPU_PEAK = {
     "H200": 989e12,
     "GH200": 989e12,
@@ -34,7 +34,7 @@ GPU_PEAK = {
 
 
 def attended_pairs(lengths: NDArray[np.integer], causal: bool, half_window: int | None) -> int:
-    """Query-key pairs that one head of one layer sees in documents of these lengths."""
+    """Returns the number of query-key pairs that one head of one layer sees in documents of these lengths."""
     n = np.asarray(lengths, np.int64)
     w = n if half_window is None else np.minimum(n, half_window)
     # One side of a document: sum over i < n of min(i, w).
@@ -44,7 +44,7 @@ def attended_pairs(lengths: NDArray[np.integer], causal: bool, half_window: int 
 
 
 def step_flops(config: Config, batches: Sequence[PackedBatch], causal: bool) -> int:
-    """Of forward and backward (twice the forward); a multiply-add is 2. Recomputation is not counted."""
+    """Returns the FLOPs of forward and backward (twice the forward); a multiply-add is 2. Recomputation is not counted."""
     family, size, layers = family_of(config), config.hidden_size, config.num_hidden_layers
     windows = [family.half_window(config, layer) for layer in range(layers)]
     forward = 0
@@ -58,13 +58,13 @@ def step_flops(config: Config, batches: Sequence[PackedBatch], causal: bool) -> 
 
 
 def peak_of(name: str) -> float | None:
-    """Of a GPU by its name, such as "NVIDIA A100-SXM4-80GB"; None: not in the table."""
+    """Returns the peak of a GPU by its name, such as "NVIDIA A100-SXM4-80GB"; None where the table lacks it."""
     return next((peak for key, peak in GPU_PEAK.items() if re.search(rf"\b{key}\b", name)), None)
 
 
 @cache
 def device_peak(device: torch.device) -> float | None:
-    """FLOP/s of a rank: a GPU's from the table (None: not in it); a CPU's as measured by a matrix product."""
+    """Returns the peak FLOP/s of a rank: a GPU's from the table (None where it lacks it), a CPU's measured by a matrix product."""
     if device.type == "cuda":
         return peak_of(torch.cuda.get_device_name(device))
     size = 1024

@@ -1,4 +1,4 @@
-"""Model folders in Hugging Face's format: read strictly, and written so that both majors of transformers load them."""
+"""Model folders in Hugging Face's format: read strictly, and written so that transformers 4 and 5 both load them."""
 
 import json
 import os
@@ -19,7 +19,7 @@ INDEX = f"{WEIGHTS}.index.json"
 
 
 def write_model(config: Config, weights: dict[str, Tensor], folder: Path) -> None:
-    """Write a Hugging Face folder, without rows that pad the vocabulary. Failure on a weight that is not finite."""
+    """Write a Hugging Face folder, without the padding rows of the vocabulary. Failure on a weight that is not finite."""
     broken = [name for name, tensor in weights.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise Failure(f"weights are not finite and will not be exported: {some(broken)}")
@@ -31,21 +31,21 @@ def write_model(config: Config, weights: dict[str, Tensor], folder: Path) -> Non
         folder / WEIGHTS,
         metadata={"format": "pt"},
     )
-    (folder / INDEX).unlink(missing_ok=True)  # of what lay there before, in several files
+    (folder / INDEX).unlink(missing_ok=True)  # left by an earlier model in several files
     write_config(config, folder)
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """config.json as transformers would write it, but for the dtype, whose name and type differ among its versions."""
+    """Write config.json as transformers does, except for the dtype, whose name and type differ among its versions."""
     fields = config.to_diff_dict()
-    for name in ("_name_or_path", "torch_dtype"):  # the former may be a path of this machine
+    for name in ("_name_or_path", "torch_dtype"):  # _name_or_path may be a path of this machine
         fields.pop(name, None)
     fields |= {"architectures": [family_of(config).architecture], "dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
 
 
 def read_config(folder: str | Path) -> Config:
-    """The config of a local folder; Failure where it is of no family that we train."""
+    """Returns the config of a local folder; Failure where it is of no family that we train."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise Failure(f"{folder} has no config.json: it is not a Hugging Face model folder")
@@ -60,7 +60,7 @@ def read_config(folder: str | Path) -> Config:
 
 
 def local_folder(folder: str | Path, revision: str | None) -> Path:
-    """A folder as it is; a hub name as its local snapshot."""
+    """Returns a folder as it is, or the local snapshot of a hub name, downloaded where it is missing."""
     if Path(folder).is_dir():
         return Path(folder)
     if Path(folder).exists() or os.sep in str(folder).replace("/", "", 1) or str(folder).startswith((".", "~", os.sep)):
@@ -78,7 +78,7 @@ def local_folder(folder: str | Path, revision: str | None) -> Path:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, from one safetensors file or, without it, from the files that its index names."""
+    """Returns all tensors of a folder, from one safetensors file or, without it, from the files that its index names."""
     index = folder / INDEX
     if index.is_file() and not (folder / WEIGHTS).is_file():
         try:
@@ -107,7 +107,7 @@ def some(names: list[str]) -> str:
 
 
 def from_config_fields(fields: dict[str, Any]) -> Config:
-    """The config of a recipe's model.config, ModernBERT's unless it gives a model_type; Failure names a field unknown to it."""
+    """Returns the config for a recipe's model.config, ModernBERT's unless it sets model_type; Failure names an unknown field."""
     kind = fields.get("model_type", "modernbert")
     if kind not in FAMILIES:
         raise Failure(f"model.config: model_type {kind!r} is none of {', '.join(FAMILIES)}")

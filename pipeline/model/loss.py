@@ -1,8 +1,8 @@
 """The loss at labelled positions, and the module that DeepSpeed wraps: encoder, head and loss in one forward.
 
-Logits [L, V] are the largest tensor of a step (8,192 x 50,368 float32 is 1.65 GB) and are never held whole: linear map
-and cross-entropy are fused over chunks of positions. Since the gradient of a sum of cross-entropies is known with the
-logits (softmax minus one-hot), it is formed chunk by chunk in the forward, and the backward only scales it.
+Logits [L, V] are the largest tensor of a step (8,192 x 50,368 float32 is 1.65 GB) and are never held whole: the linear
+map and the cross-entropy are fused over chunks of positions. The gradient of a sum of cross-entropies follows from the
+logits (softmax minus one-hot), so the forward computes it chunk by chunk, and the backward only scales it.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipeline.model.batch import PackedBatch
 from pipeline.model.encoder import Encoder
 
-CHUNK_LOGITS = 1 << 24  # of a chunk: 64 MiB in float32
+CHUNK_LOGITS = 1 << 24  # logits of a chunk: 64 MiB in float32
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -35,13 +35,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if want else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if want and bias is not None else None
         chunk = max(1, CHUNK_LOGITS // len(weight))
-        # One buffer for all chunks: the page faults of a fresh one cost a CPU more than the softmax in it.
+        # One buffer for all chunks: the page faults of a fresh one cost a CPU more time than its softmax.
         buffer = torch.empty(min(chunk, len(hidden)), len(weight), dtype=torch.float32, device=hidden.device)
         for begin in range(0, len(hidden), chunk):
             rows = hidden[begin : begin + chunk]
             target = labels[begin : begin + chunk, None]
             logits = _logits(rows, weight, bias, buffer[: len(rows)])
-            logits[:, vocabulary:] = -torch.inf  # rows that pad the vocabulary: probability and gradient exactly 0
+            logits[:, vocabulary:] = -torch.inf  # padding rows: probability and gradient exactly 0
             of_target = logits.gather(1, target)
             if d_hidden is None or d_weight is None:
                 total += (logits.logsumexp(-1, keepdim=True) - of_target).sum()
@@ -79,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """rows @ weight^T + bias in float32, into `out`; the product itself in the weights' precision."""
+    """Write rows @ weight^T + bias in float32 to `out`; the product itself is in the weights' precision."""
     if weight.dtype == torch.float32 and bias is not None:
         return torch.addmm(bias, rows, weight.T, out=out)
     if weight.dtype == torch.float32:
@@ -96,30 +96,31 @@ def linear_cross_entropy(
     vocabulary: int | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Sum of cross-entropies, float32 scalar: hidden [L, D], weight [V, D], bias [V] or None, labels [L] int64. L may be 0.
+    """Returns the sum of cross-entropies, a float32 scalar.
 
-    `vocabulary`: classes that exist, where weight has more rows; None: all. `z_loss`: the gradient is that of the sum plus
-    z_loss * log(sum of exp of the logits)^2 a label, which keeps logits from drifting (PaLM, arXiv 2204.02311); the value
-    stays the cross-entropy alone, so that what is logged compares with a run without.
+    hidden [L, D], weight [V, D], bias [V] or None, labels [L] int64; L may be 0. `vocabulary`: number of classes, where
+    weight has more rows; None: all rows. `z_loss`: the gradient is that of the sum plus z_loss * log(sum of exp of the
+    logits)^2 per label, which keeps logits from drifting (PaLM, arXiv 2204.02311). The returned value stays the
+    cross-entropy alone, so that logged losses compare with those of a run without z_loss.
     """
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):  # which does not look into an autograd function
+    if torch.is_autocast_enabled(device):  # autocast does not reach into an autograd function
         hidden, weight = (x.to(torch.get_autocast_dtype(device)) for x in (hidden, weight))
-    # Asked here: inside the function autograd is always off.
+    # Asked here, because inside the function autograd is always off.
     want = torch.is_grad_enabled() and any(x.requires_grad for x in (hidden, weight, bias) if x is not None)
     total: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, vocabulary or len(weight), z_loss, want)
     return total
 
 
 class LossModel(nn.Module):
-    """What the engine wraps: packed batch and objective in, loss summed over the batch's labels out."""
+    """The module that the engine wraps: it takes a packed batch and returns the loss summed over the batch's labels."""
 
     def __init__(self, encoder: Encoder, z_loss: float = 0.0) -> None:
         super().__init__()
         self.encoder, self.z_loss = encoder, z_loss
 
     def forward(self, batch: PackedBatch, causal: bool) -> Tensor:
-        """Sum, not mean: the count that divides it is the whole step's, over all ranks (see `engine`)."""
+        """Returns the sum, not the mean: the engine divides by the label count of the whole step, over all ranks."""
         encoder = self.encoder
         hidden = encoder.before_logits(encoder(batch, causal)[batch.label_positions])
         weight, bias = encoder.output_weight, encoder.output_bias

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rotation:
-    """RoPE's cos and sin at the batch's positions, float32 [T, 1, H/2], computed once a batch for each theta."""
+    """RoPE's cos and sin at the batch's positions, float32 [T, 1, H/2], computed once per batch for each theta."""
 
     cos: Tensor
     sin: Tensor
@@ -22,9 +22,9 @@ class Rotation:
 
 
 def turn(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """q and k of qkv [T, 3D] turned and v as it is, as [T, 3, N, H]: computed in float32, returned in qkv's dtype.
+    """Returns qkv [T, 3D] as [T, 3, N, H] with q and k rotated, v unchanged; computed in float32, returned in qkv's dtype.
 
-    Overwrites qkv, except while it is being compiled.
+    Overwrites qkv, except under torch.compile.
     """
     if not torch.compiler.is_compiling():
         turned: Tensor = _Turn.apply(qkv, cos, sin, heads)
@@ -36,7 +36,7 @@ def turn(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
 
 
 class _Turn(torch.autograd.Function):
-    """In place, since nothing else needs the projection's output: less memory and half the passes of the plain formula."""
+    """Rotates in place, since nothing else needs the projection's output: less memory and half the passes of the plain formula."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
@@ -49,11 +49,11 @@ class _Turn(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         grad = grad.contiguous()
-        return _turn(grad, torch.empty_like(grad), cos, -sin, ctx.heads), None, None, None  # the inverse turns back
+        return _turn(grad, torch.empty_like(grad), cos, -sin, ctx.heads), None, None, None  # the inverse rotation
 
 
 def _turn(qkv: Tensor, into: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """q and k of qkv [T, 3D] turned, v as it is, written to `into`, which may be qkv itself."""
+    """Write qkv [T, 3D], with q and k rotated and v unchanged, to `into`, which may be qkv itself."""
     source, target = (x.view(len(x), 3, heads, 2, -1) for x in (qkv, into))
     first, second = source[:, :2].unbind(-2)
     cos, sin = cos[:, None], sin[:, None]

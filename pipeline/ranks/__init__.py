@@ -1,6 +1,6 @@
 """Who this process is among the ranks, where they meet, and how they agree.
 
-It imports no other room of ours.
+It may import only `command_line`.
 It offers `Ranks` and `Agreement`, the device of a rank, and the meeting place for torch.distributed.
 """
 

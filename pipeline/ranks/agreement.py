@@ -1,6 +1,6 @@
-"""How the ranks agree, and how an error on one of them ends all.
+"""How the ranks agree, and how an error on one of them ends all of them.
 
-Numbers that the whole run decides by (labels, tokens, stop requests) travel as CPU tensors over gloo and never wait for
+Numbers on which the whole run decides (labels, tokens, stop requests) travel as CPU tensors over gloo and never wait for
 the device; gradients travel over whatever backend DeepSpeed uses.
 """
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Agreement:
-    """What all ranks say to each other outside the gradients; every call is made by all ranks in the same order."""
+    """Everything that ranks exchange besides gradients; all ranks make every collective call in the same order."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -30,7 +30,7 @@ class Agreement:
             self._group = group
 
     def sum(self, values: Sequence[int]) -> list[int]:
-        """Element-wise sums over the ranks, exact."""
+        """Returns the exact element-wise sums over the ranks."""
         if self._group is None:
             return list(values)
         total = torch.tensor(list(values), dtype=torch.int64)
@@ -38,7 +38,7 @@ class Agreement:
         return [int(value) for value in total]
 
     def sum_real(self, values: Sequence[float]) -> list[float]:
-        """The same in float64."""
+        """Returns the element-wise sums over the ranks in float64."""
         if self._group is None:
             return list(values)
         total = torch.tensor(list(values), dtype=torch.float64)
@@ -46,9 +46,9 @@ class Agreement:
         return total.tolist()
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do `work` on every rank; if it fails on any, all fail with what the first of them says.
+        """Do `work` on every rank; if it fails on any, all ranks raise the failure of the first of them.
 
-        For set-up work without collective calls: otherwise one rank would leave and the others wait for it.
+        It is for set-up work without collective calls. Without it, one rank would leave and the others wait for it.
         """
         problem: tuple[type[Failure], str] | None = None
         result: T | None = None
@@ -68,7 +68,7 @@ class Agreement:
         return result  # type: ignore[return-value]
 
     def leader_says(self, yes: bool) -> bool:
-        """Rank 0's answer, on every rank: clocks and files may differ."""
+        """Returns rank 0's answer on every rank, because clocks and files may differ."""
         return self.sum([int(yes and self.ranks.leads)])[0] > 0
 
     def say(self, line: str) -> None:
@@ -82,12 +82,12 @@ class Agreement:
 
 
 def failures(problem: Exception | None) -> list[int]:
-    """What a rank tells the others of its problem, to be summed: whether it has one, and one that will not pass."""
+    """Returns two flags to sum over the ranks: whether this rank has a problem, and whether it has one that will not pass."""
     return [int(problem is not None), int(problem is not None and not isinstance(problem, Passing))]
 
 
 def raise_together(problem: Exception | None, failed: int, lasting: int, what: str) -> None:
-    """All ranks leave where any has failed to read `what`; the others with a failure of the same kind as its own."""
+    """Raise on all ranks where any failed to read `what`, always the same kind; `failed` and `lasting` are the summed `failures`."""
     if problem is not None:
         raise problem
     if failed:

@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, by the variables of its launcher, and which device is its own."""
+"""Reads from the launcher's variables which rank this process is, and which device it uses."""
 
 import os
 import re
@@ -22,13 +22,13 @@ class Ranks:
         return self.rank == 0
 
 
-# The same four facts as the deepspeed launcher (and torchrun) and as srun name them.
+# The same four facts, as the deepspeed launcher (and torchrun) and as srun name them.
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE")
 
 
 def from_environment(environment: Mapping[str, str]) -> Ranks:
-    """This process's ranks from the launcher's or SLURM's variables; one process alone where there are none."""
+    """Returns this process's ranks by the launcher's or SLURM's variables; a single process where there are none."""
     # A batch script and `salloc` see SLURM_PROCID=0 too, but only what srun started has a step.
     batch_shell = "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment
     for names in (LAUNCHER, SLURM):
@@ -48,7 +48,7 @@ def from_environment(environment: Mapping[str, str]) -> Ranks:
 
 
 def _tasks_here(environment: Mapping[str, str]) -> int | None:
-    """Tasks of the step on this node, from lists such as `4(x2),1`; SLURM_NTASKS_PER_NODE stands only where it was asked for."""
+    """Returns the step's tasks on this node, from a list such as `4(x2),1`; SLURM sets SLURM_NTASKS_PER_NODE only on request."""
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     counts = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks) for _ in range(int(times or 1))]
     node = int(environment.get("SLURM_NODEID", "0"))
@@ -59,7 +59,7 @@ def device_of(ranks: Ranks) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ:
-        return torch.device("cuda", 0)  # --gpus-per-task shows each task its own GPU alone
+        return torch.device("cuda", 0)  # --gpus-per-task shows each task only its own GPU
     if ranks.local_rank >= torch.cuda.device_count():
         raise Failure(f"local rank {ranks.local_rank} has no GPU of its own: {torch.cuda.device_count()} here")
     return torch.device("cuda", ranks.local_rank)

@@ -1,4 +1,4 @@
-"""Where the ranks meet: an address and a port that all of them work out alone."""
+"""Where the ranks meet: an address and a port that each of them works out by itself."""
 
 import os
 import re
@@ -13,7 +13,7 @@ PORTS = range(10_000, 30_000)  # for rendezvous: below Linux' ephemeral ports, a
 
 
 def rendezvous(ranks: Ranks) -> None:
-    """What torch.distributed reads from the environment, where no launcher has set it: one process alone."""
+    """Set the variables that torch.distributed reads; with several ranks, a launcher's address and port stay."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     facts = (ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_world_size)
     os.environ.update({name: str(fact) for name, fact in zip(names, facts, strict=True)})
@@ -28,10 +28,10 @@ def rendezvous(ranks: Ranks) -> None:
 def meeting_place(
     environment: Mapping[str, str], address: Callable[[str], str | None] | None = None
 ) -> tuple[str, int]:
-    """Host and port where the ranks of a SLURM step meet: the step's first node, and a port made from the job's id.
+    """Returns host and port where the ranks of a SLURM step meet: the step's first node, and a port made from the job's id.
 
-    In Python rather than in the batch script, so that ranks started by any srun line find each other, and so that it is
-    tested without a cluster. `address` gives a node's address, or None where its name does for the resolver.
+    Python does this and not the batch script, so that ranks started by any srun line find each other, and tests need no
+    cluster. `address` returns a node's address, or None where the resolver knows its name.
     """
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     job = environment.get("SLURM_JOB_ID", "")
@@ -39,13 +39,13 @@ def meeting_place(
         raise UsageError("several ranks need MASTER_ADDR and MASTER_PORT in the environment")
     first = first_node(nodes)
     step = environment.get("SLURM_STEP_ID", "0")  # two steps of one job may run side by side
-    restart = environment.get("SLURM_RESTART_COUNT", "0")  # a former start's processes may still be ending
+    restart = environment.get("SLURM_RESTART_COUNT", "0")  # an earlier start's processes may still be ending
     spread = int(job) * 7 + sum(int(n) * scale for n, scale in ((step, 1), (restart, 5003)) if n.isdigit())
     return (address or _address)(first) or first, PORTS[spread % len(PORTS)]
 
 
 def first_node(nodes: str) -> str:
-    """The first of SLURM's list of nodes: `gpu[07-09,12],login1` -> `gpu07`."""
+    """Returns the first node of SLURM's list: `gpu[07-09,12],login1` -> `gpu07`."""
     first = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
     if first is None:
         raise UsageError(f"SLURM's list of nodes {nodes!r} is not understood; set MASTER_ADDR and MASTER_PORT")
@@ -53,7 +53,7 @@ def first_node(nodes: str) -> str:
 
 
 def _address(node: str) -> str | None:
-    """NodeAddr of a node whose name does not resolve, or None."""
+    """Returns SLURM's NodeAddr of a node whose name does not resolve, or None."""
     try:
         socket.getaddrinfo(node, None)
         return None

@@ -1,15 +1,16 @@
 """The recipe: one strict YAML file is one run.
 
-It may import `data_prep.rows` (what a URL is), and of `pipeline.model` and `pipeline.data` the names that a recipe may choose from.
-It offers `Recipe` and `load`, the learning rate as a function of tokens, and what may change when a run goes on.
+It may import `command_line`, `data_prep.rows` (what a URL is), and from `pipeline.model` and `pipeline.data` the names to choose from.
+It offers `Recipe` and `load`, the learning rate as a function of tokens, and the rules for what may change when a run resumes.
 """
 
 from pipeline.recipe.changes import first_difference, numbers
 from pipeline.recipe.file import deepspeed_file, load, parse
 from pipeline.recipe.schedule import learning_rate
-from pipeline.recipe.schema import OwnData, Recipe, Sources, frozen_groups, locations
+from pipeline.recipe.schema import Optimizer, OwnData, Recipe, Sources, frozen_groups, locations
 
 __all__ = [
+    "Optimizer",
     "OwnData",
     "Recipe",
     "Sources",

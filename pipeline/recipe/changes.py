@@ -1,15 +1,15 @@
-"""What may change when a run goes on, and what may not, because it decides the numbers."""
+"""Which recipe keys may change when a run resumes, and which may not because they decide the results."""
 
 from typing import Any
 
 from pipeline.recipe.schema import Recipe
 
-# What may change when a run goes on: it moves work around, not results.
+# Keys that may change when a run resumes: they decide how the work is done, not its results.
 FREE = {"data", "engine", "checkpoints", "logging", "faults", "card", "start"}
 
 
 def numbers(recipe: Recipe) -> dict[str, Any]:
-    """The part of the recipe that decides the results, as plain values (rows are compared by digest, elsewhere)."""
+    """Returns the part of the recipe that decides the results, as plain values (rows are compared by digest, elsewhere)."""
     decisive = recipe.model_dump(mode="json", exclude=FREE)
     del decisive["model"]["attention"], decisive["batch"]["rows_per_device"]
     for phase in decisive["phases"]:
@@ -19,7 +19,7 @@ def numbers(recipe: Recipe) -> dict[str, Any]:
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> str | None:
-    """Dotted key at which two plain values first differ, or None."""
+    """Returns the dotted key at which two plain values first differ, or None."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(k for k in new if k not in old)]:
             found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))

@@ -1,4 +1,4 @@
-"""From a YAML file and the command line to a checked recipe with every path resolved; what is wrong is a UsageError."""
+"""Reads a YAML file and command-line overrides into a checked recipe with every path resolved; any error is a UsageError."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def parse(tree: Any, folder: Path, source: str) -> Recipe:
-    """The recipe from plain values, paths resolved against `folder`; UsageError names the key and the remedy."""
+    """Returns the recipe from plain values, with paths resolved against `folder`; a UsageError names the key and the remedy."""
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
@@ -62,7 +62,7 @@ def parse(tree: Any, folder: Path, source: str) -> Recipe:
 
 
 def _resolved(recipe: Recipe, folder: Path) -> Recipe:
-    """Every path absolute, every default that depends on another key filled in."""
+    """Returns the recipe with absolute paths, and with the defaults that depend on other keys filled in."""
 
     def sources(given: Sources) -> Sources:
         if isinstance(given, str):
@@ -74,7 +74,7 @@ def _resolved(recipe: Recipe, folder: Path) -> Recipe:
 
     init, file = recipe.model.init, recipe.engine.deepspeed
     if init is not None and (folder / Path(init).expanduser()).is_dir():
-        init = resolve(init, folder)  # else a hub name
+        init = resolve(init, folder)  # otherwise it is a hub name
     data = recipe.data
     return changed(
         recipe,
@@ -98,7 +98,7 @@ def _resolved(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """Read `path`, apply the command line's key=value pairs, check everything that needs no other file."""
+    """Read `path`, apply the command line's key=value pairs, and check everything that needs no other file."""
     path = Path(path)
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -115,6 +115,6 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Recipe:
 
 
 def deepspeed_file(recipe: Recipe) -> Path:
-    """`ds_configs/...` is the installed project's, whatever the working folder."""
+    """Returns the DeepSpeed file's path; `ds_configs/...` lies in the installed project, whatever the working folder."""
     name = recipe.engine.deepspeed
     return INSTALLED / name if name.startswith("ds_configs/") else Path(name)

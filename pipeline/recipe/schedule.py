@@ -1,4 +1,4 @@
-"""Tokens to learning rate: a pure function, written into the optimizer every step and never restored from anywhere."""
+"""The learning rate: a pure function of tokens, written into the optimizer every step and never restored from a checkpoint."""
 
 import math
 
@@ -6,16 +6,16 @@ from pipeline.recipe.schema import LearningRate
 
 
 def learning_rate(schedule: LearningRate, tokens: int, budget: int) -> float:
-    """Learning rate of the step that brings the phase to `tokens` (that step included), of `budget` tokens in all.
+    """Returns the learning rate of the step that brings the phase to `tokens` (that step included) out of `budget`.
 
-    Warm-up is linear from 0 to `peak` over `warmup_tokens`. Then, with x the share of the rest that is done, 0 to 1:
+    Warm-up is linear from 0 to `peak` over `warmup_tokens`. After it, x from 0 to 1 is the share done of the rest:
 
         constant        peak
         linear          end + (peak - end) * (1 - x)
         cosine          end + (peak - end) * (1 + cos(pi x)) / 2
         one_minus_sqrt  end + (peak - end) * (1 - sqrt(x))          (arXiv 2605.12438; 2405.18392)
 
-    The first step's rate is above 0 and the last one's is exactly `end`, because the step itself counts.
+    The first step's rate is above 0 and the last one's is exactly `end`, because `tokens` includes the step itself.
     """
     done = min(tokens, budget)
     if done <= 0:

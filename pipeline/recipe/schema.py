@@ -1,7 +1,7 @@
 """The recipe: one YAML file is one run. Strict: an unknown key, an impossible value or an option without effect is an error.
 
-`Recipe` is what the rest of the pipeline sees (`file.load` reads it). Token counts are in tokens, learning rates as the
-optimizer sees them.
+The rest of the pipeline sees only `Recipe`, which `file.load` reads. Token counts are in tokens; learning rates are those
+that the optimizer uses.
 """
 
 import difflib
@@ -21,7 +21,7 @@ ONE_SOURCE = "give either init (a folder or hub name) or config (ModernBertConfi
 
 
 def _number(value: Any) -> Any:
-    """Numbers are numbers however written: PyYAML reads `1e-6` as text, and `10_000` only sometimes as an integer."""
+    """Accept numbers however they are written: PyYAML reads `1e-6` as text, and `10_000` only sometimes as an integer."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
     if isinstance(value, str):
@@ -67,7 +67,9 @@ def _one_of(names: Iterable[str]) -> Callable[[str], str]:
     return check
 
 
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]  # a number, or such as "200gb"; powers of 1,000
+Bytes = Annotated[
+    int, BeforeValidator(_bytes), Field(gt=0)
+]  # a number, or text such as "200gb"; units are powers of 1,000
 Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=1 << 63)]
 
 
@@ -93,7 +95,7 @@ class Model(Strict):
     config: dict[str, Any] | None = None  # ModernBertConfig fields, when init is null
     attention: Annotated[str, AfterValidator(_one_of(("auto", *BACKENDS)))] = "auto"
     vocab_multiple: Count | None = None  # pad the vocabulary to a multiple while training; the export undoes it
-    dropout: bool = False  # train with the config's embedding_dropout and mlp_dropout, which are refused otherwise
+    dropout: bool = False  # train with the config's embedding_dropout and mlp_dropout; false refuses rates above 0
 
     @model_validator(mode="after")
     def _one_source(self) -> "Model":
@@ -105,14 +107,14 @@ class Model(Strict):
 
 
 class Mixed(Strict):
-    """One of several sources of rows; a share of the positions, `proportion` over the sum of them, is drawn from it."""
+    """One of several sources of rows; its share of the stream positions is `proportion` over the sum of all proportions."""
 
     rows: str  # folder or URL
     proportion: Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
 
 
 def _by_shape(value: Any) -> str:
-    """Which of a union's forms is meant, so that an error speaks of that form alone; `TAGS` are left out of its place."""
+    """Returns the tag of the form that `value` has, so that an error speaks of that form alone; its key omits `TAGS`."""
     return "scalar" if isinstance(value, str | int | float | None) else "structure"
 
 
@@ -135,7 +137,9 @@ class Data(Strict):
     cache: str | None = (
         None  # local cache folder for rows at a URL; null: a folder of the job's own, removed at its end
     )
-    cache_limit: Bytes | None = None  # of a node's cache, such as 200gb; shards not used for longest make room
+    cache_limit: Bytes | None = (
+        None  # size limit of a node's cache, such as 200gb; the least recently used shards make room
+    )
 
     @model_validator(mode="after")
     def _cache_has_effect(self) -> "Data":
@@ -151,7 +155,7 @@ class LearningRate(Strict):
 
     peak: Real
     shape: Literal["constant", "linear", "cosine", "one_minus_sqrt"] = "constant"
-    end: Real | None = None  # the last step's, for shapes that decay; default 0
+    end: Real | None = None  # rate of the last step, for shapes that decay; default 0
     warmup_tokens: Annotated[int, BeforeValidator(_whole), Field(ge=0)] = 0
 
     @model_validator(mode="after")
@@ -172,9 +176,9 @@ class Phase(Strict):
     objective: Annotated[str, AfterValidator(_one_of(OBJECTIVES))]  # the causal mask and the labels follow from this
     tokens: Count
     learning_rate: LearningRate
-    mask_rate: Share | None = None  # of an mlm phase
+    mask_rate: Share | None = None  # for mlm phases
     frozen_layers: list[str | int] = []  # numbers, ranges such as "0-7", "embeddings" (with the tied decoder)
-    # Go on in the row stream, or start it again; or rows of the phase's own, a stream that goes on when it comes back.
+    # Continue the run's row stream, restart it, or use own rows; a later phase on the same rows continues their stream.
     data: Annotated[
         Annotated[Literal["continue", "restart"], Tag("scalar")] | Annotated[OwnData, Tag("structure")],
         Discriminator(_by_shape),
@@ -201,7 +205,7 @@ class Phase(Strict):
 
 
 def frozen_groups(entries: list[str | int]) -> set[str]:
-    """Names of parameter groups (`engine.optimizer.group_of`) for a recipe's frozen_layers."""
+    """Returns the names of the parameter groups (`engine.optimizer.group_of`) that a recipe's frozen_layers means."""
     groups: set[str] = set()
     for entry in entries:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(entry))
@@ -220,8 +224,8 @@ def frozen_groups(entries: list[str | int]) -> set[str]:
 
 
 class Batch(Strict):
-    rows: Count  # of a global step, the same at every number of ranks
-    rows_per_device: Count  # of a micro-batch; accumulation follows
+    rows: Count  # rows of a global batch, the same at every number of ranks
+    rows_per_device: Count  # rows of a micro-batch; gradient accumulation follows from both
 
     @model_validator(mode="after")
     def _divides(self) -> "Batch":
@@ -234,8 +238,8 @@ class Optimizer(Strict):
     name: Literal["adamw", "stable_adamw"] = "adamw"
     betas: tuple[Share, Share] = (0.9, 0.98)
     eps: Real = 1e-6
-    weight_decay: Real = 0.05  # decoupled, times the learning rate, as torch.optim.AdamW; none on norms and biases
-    clip: Real | None = 1.0  # of the global gradient norm; null: none
+    weight_decay: Real = 0.05  # decoupled, times the learning rate, as in torch.optim.AdamW; none on norms and biases
+    clip: Real | None = 1.0  # limit of the global gradient norm; null: no clipping
     z_loss: Real = 0.0  # weight of log(sum of exp of the logits)^2 in the gradient, such as 1e-4; 0: none
 
     @model_validator(mode="after")
@@ -247,7 +251,7 @@ class Optimizer(Strict):
 
 class Engine(Strict):
     deepspeed: str = "ds_configs/zero1.json"
-    compile: bool = False  # torch.compile of each layer; on a GPU batches are filled to one size for it
+    compile: bool = False  # torch.compile each layer; on a GPU batches are padded to one size for it
     activation_checkpointing: bool = False
     deterministic: bool = False  # torch.use_deterministic_algorithms: slower attention backward on a GPU
 
@@ -255,13 +259,13 @@ class Engine(Strict):
 class Checkpoints(Strict):
     every_steps: Count | None = 500
     every_minutes: Annotated[float, BeforeValidator(_number), Field(gt=0)] | None = 30
-    keep: Count = 2  # newest ones of a phase that is not finished; of a finished phase only the last stays
-    keep_at_tokens: list[Count] = []  # of a phase: save there and never remove it, to branch from
-    export_at_tokens: list[Count] = []  # of a phase: the same, and export it
+    keep: Count = 2  # newest checkpoints to keep while a phase trains; a finished phase keeps only its last
+    keep_at_tokens: list[Count] = []  # tokens of a phase at which to save a checkpoint for good, to branch from
+    export_at_tokens: list[Count] = []  # the same, and export each of these checkpoints
 
 
 class Validation(Strict):
-    """Always the same rows under the same masks, MLM and CLM loss both, whatever the phase."""
+    """Measures MLM and CLM loss on the same rows under the same masks, whatever the phase."""
 
     every_steps: Count = 250
     rows: Count = 256
@@ -275,15 +279,17 @@ class Logging(Strict):
 
 class Faults(Strict):
     on_nonfinite: Literal["stop", "skip"] = "stop"  # a step whose loss or gradient is not finite never moves a weight
-    max_skipped: Count = 10  # of a phase, with skip: one more stops the run
-    skip_rows: list[Annotated[int, BeforeValidator(_whole), Field(ge=0)]] = []  # row ids to leave out; shifts nothing
+    max_skipped: Count = 10  # steps that a phase may skip; one more stops the run
+    skip_rows: list[
+        Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+    ] = []  # row ids to leave out; no other row moves
     # A step that takes longer than both is a hang: every rank writes its stacks and the run ends.
     hang_medians: Count = 30  # times the median step
     hang_seconds: Count = 900
 
 
 class Start(Strict):
-    checkpoint: str  # a checkpoint, a phase or a run of any recipe: weights, optimizer and stream position come from it
+    checkpoint: str  # a checkpoint, a phase or a run of any recipe: gives weights, optimizer state, stream positions
 
 
 class Card(Strict):

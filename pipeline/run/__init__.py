@@ -1,7 +1,7 @@
-"""One run of a recipe: its folder, its parts put together, its phases step by step, and what may go wrong.
+"""One run of a recipe: its folder, its parts, its phases step by step, and the handling of faults.
 
 It may import every other room of `pipeline`, and `data_prep.rows`; the commands of `pipeline` import it.
-It offers what `train.py` is written in, and the checks that `plan.py` makes beforehand.
+It offers the classes and functions that `train.py` is written in, and the checks that `plan.py` makes before a run.
 """
 
 from pipeline.run.checks import check_fit, compatible, open_streams, random_config

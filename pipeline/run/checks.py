@@ -1,4 +1,4 @@
-"""Do the parts of a run fit each other? What training and the plan both check before the first step."""
+"""Checks that the parts of a run fit each other; both training and `pipeline.plan` make them before the first step."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from pipeline.recipe import OwnData, Recipe, Sources, frozen_groups, locations
 
 
 def open_streams(recipe: Recipe, cache: Path | None, begun: bool = False) -> list[MixedRows]:
-    """The row stream of each phase; phases on the same rows share one. `begun`: the run has a checkpoint."""
+    """Returns the row stream of each phase; phases on the same rows share one. `begun`: the run has a checkpoint."""
     opened: dict[str, MixedRows] = {}
 
     def stream(given: Sources) -> MixedRows:
@@ -32,7 +32,7 @@ def open_streams(recipe: Recipe, cache: Path | None, begun: bool = False) -> lis
 
 
 def compatible(everything: list[Rows]) -> Vocabulary:
-    """All rows of a run hold ids of one tokenizer."""
+    """Check that one tokenizer made all rows of a run; returns its vocabulary."""
     first = everything[0].manifest.tokenizer
     for rows in everything:
         if not len(rows):
@@ -47,7 +47,7 @@ def compatible(everything: list[Rows]) -> Vocabulary:
 
 
 def random_config(recipe: Recipe, tokenizer: TokenizerInfo) -> Config:
-    """The config of a model that starts from nothing: the recipe's fields, completed from the rows' tokenizer."""
+    """Returns the config of a randomly initialised model: the recipe's fields, completed from the rows' tokenizer."""
     fields = dict(recipe.model.config or {})
     fields.setdefault("vocab_size", tokenizer.vocabulary)
     roles = tokenizer.roles
@@ -58,7 +58,7 @@ def random_config(recipe: Recipe, tokenizer: TokenizerInfo) -> Config:
 
 
 def check_fit(recipe: Recipe, everything: list[Rows], config: Config) -> None:
-    """Failure where the rows, the phases or `model` do not fit a model of this config."""
+    """Raise a Failure where the rows, the phases or the recipe's `model` do not fit a model of this config."""
     family = family_of(config)
     rates = family.rates(config)
     if rates and not recipe.model.dropout:

@@ -1,4 +1,4 @@
-"""What goes wrong while training: hangs, loss spikes, memory, a rank that is gone; found, and said in one line."""
+"""Detects what goes wrong while training (hangs, loss spikes, too little memory, a lost rank) and says it in one line."""
 
 import faulthandler
 import math
@@ -15,14 +15,14 @@ import torch
 from command_line import Failure, Passing
 from pipeline.recipe import Recipe
 
-HISTORY = 100  # steps that medians and spikes are judged by
+HISTORY = 100  # recent steps from which the median step time and spikes are judged
 
 
 class Watchdog:
-    """Ends the process where nothing has happened for too long, with the stacks of its threads on stderr.
+    """Ends the process when nothing has happened for too long, and writes the stacks of its threads to stderr.
 
-    Every rank has one. When one rank hangs, the others wait for it in a collective call and their time runs out
-    with its own: the log then holds the stacks of all, and shows which was elsewhere. Frames only, no values.
+    Every rank has one. When one rank hangs, the others wait for it in a collective and time out with it: the log then
+    holds the stacks of all ranks and shows which one was elsewhere. Stacks show frames only, no values.
     """
 
     def __init__(self, medians: int, seconds: float, rank: int) -> None:
@@ -43,7 +43,7 @@ class Watchdog:
         self._ended.set()
 
     def alive(self) -> None:
-        """Something has been done: part of a validation, a save."""
+        """Note that the process made progress outside a step: in a validation or a save."""
         self._last = time.monotonic()
 
     def step(self, seconds: float) -> None:
@@ -70,13 +70,13 @@ class Watchdog:
 
 
 class Spikes:
-    """Losses far above those just before: more than 6 standard deviations and 10 % over the mean of up to 100 steps."""
+    """Finds losses more than 6 standard deviations and 10 % above the mean of up to 100 steps before."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=HISTORY)
 
     def __call__(self, loss: float) -> bool:
-        """Whether `loss` is a spike; one is not counted into the mean."""
+        """Returns whether `loss` is a spike; a spike does not enter the mean."""
         if not math.isfinite(loss):
             return False
         if len(self._losses) >= 20:
@@ -88,7 +88,7 @@ class Spikes:
 
 
 def explain(error: BaseException, recipe: Recipe) -> Failure | None:
-    """One line for an error of torch's that has a remedy, or None."""
+    """Returns a Failure with a remedy for an error of torch's that we know, or None."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
         return Failure(

@@ -23,17 +23,17 @@ STOP = "STOP"
 DONE = "DONE"
 STOPPED = "STOPPED"  # in a phase's folder: the last start stopped early, checkpoint saved
 ERROR = "logs/error.json"  # of the last start that failed
-BEFOREHAND = {STOP, "logs"}  # what may lie in a run folder before its first start: the job's log, a request
-PATIENCE = 60  # seconds that a job which SLURM started again waits for its former processes to end
+BEFOREHAND = {STOP, "logs"}  # what may lie in a run folder before its first start: the job's logs, a request to stop
+PATIENCE = 60  # seconds that a restarted SLURM job waits for the processes of its last start to end
 
 
 def this_start() -> dict[str, str]:
-    """Which start of which SLURM job this is."""
+    """Returns the SLURM job id and the restart count of this start."""
     return {"job": os.environ.get("SLURM_JOB_ID", ""), "restart": os.environ.get("SLURM_RESTART_COUNT") or "0"}
 
 
 def process_start() -> float:
-    """When this process began, in seconds since 1970: before its imports, which take many."""
+    """Returns when this process began, in seconds since 1970, before its imports, which take seconds."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age
@@ -45,7 +45,7 @@ class RunFolder:
         self._lock: Any = None
 
     def claim(self) -> None:
-        """Own the folder for this process's life; Failure where another run does."""
+        """Lock the folder until this process ends; Failure where another run holds the lock."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = open(self.path / ".lock", "w")  # noqa: SIM115, held until the process ends
         deadline = time.monotonic() + (PATIENCE if int(os.environ.get("SLURM_RESTART_COUNT") or 0) else 0)
@@ -73,7 +73,7 @@ class RunFolder:
             self._lock = None
 
     def recipe(self) -> Recipe | None:
-        """The recipe at the run's first start, or None in a new folder."""
+        """Returns the recipe of the run's first start, or None in a new folder."""
         file = self.path / "recipe.yaml"
         if not file.exists():
             return None
@@ -84,12 +84,12 @@ class RunFolder:
         return parse(tree, self.path.resolve(), str(file))
 
     def accept(self, recipe: Recipe) -> None:
-        """Record the recipe at the first start; later refuse one that would change the numbers (UsageError)."""
+        """Record the recipe at the first start; later, raise a UsageError for one that would change the numbers."""
         if self.check(recipe) is None:
             write_aside(self.path / "recipe.yaml", yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
 
     def check(self, recipe: Recipe) -> Recipe | None:
-        """What `accept` checks, without writing: the recipe at the first start; None in a folder without a checkpoint of it."""
+        """Check as `accept` does, without writing. Returns the recorded recipe, or None where `accept` records a new one."""
         known = self.recipe()
         if known is None:
             if not self.path.is_dir():
@@ -101,7 +101,7 @@ class RunFolder:
         wanted = numbers(recipe)
         for old, new, phase in zip(known.phases, recipe.phases, wanted["phases"], strict=False):
             longer = new.tokens > old.tokens and new.learning_rate.shape == "constant"
-            if longer and not self.done(old.name):  # going on for longer changes no number so far
+            if longer and not self.done(old.name):  # a longer budget changes no number so far
                 phase["tokens"] = old.tokens
         key = first_difference(numbers(known), wanted)
         if key and not self.begun(known):
@@ -114,7 +114,7 @@ class RunFolder:
         return known
 
     def record_start(self, recipe: Recipe, ranks: Ranks, device: torch.device, attention: str, rows: list[str]) -> None:
-        """Append this start to environment.json: versions and shape of the machine, no host or user."""
+        """Append this start to environment.json: versions and kind of machine, but no host or user."""
         packages = ("torch", "deepspeed", "transformers", "mosaicml-streaming", "numpy", "tokenizers", "safetensors")
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         start = {
@@ -136,9 +136,9 @@ class RunFolder:
         return (self.path / STOP).exists()
 
     def clear_stop(self) -> None:
-        """Remove a request that ended a former start; one that came since this process began is for this run.
+        """Remove a request to stop that ended an earlier start; one made since this process began is for this run.
 
-        A SLURM job has done so before its ranks began, and whatever it finds now is a request.
+        A SLURM job has removed old requests before its ranks began, so any that it finds now is for this run.
         """
         file = self.path / STOP
         try:
@@ -160,27 +160,29 @@ class RunFolder:
         return (self.path / name / DONE).exists()
 
     def begun(self, recipe: Recipe) -> bool:
-        """Whether it has a checkpoint of any phase: an earlier start opened the rows and trained on them."""
+        """Whether any phase has a checkpoint, that is, whether an earlier start opened the rows and trained on them."""
         return any((self.checkpoints(phase.name) / LATEST).exists() for phase in recipe.phases)
 
     def latest(self, name: str) -> Checkpoint | None:
         return latest(self.checkpoints(name))
 
     def mark_stopped(self, name: str) -> None:
-        """Record that this start stopped early: a job script must not guess it from srun's exit code."""
+        """Record that this start stopped early, so that a job script need not guess it from srun's exit code."""
         self.phase(name).mkdir(parents=True, exist_ok=True)
         write_aside(self.phase(name) / STOPPED, json.dumps(this_start()) + "\n")
 
     def mark_failed(self, error: BaseException) -> None:
-        """Record the line that this rank says on stderr, for `pipeline.status`, and whether the cause may pass, for
-        `pipeline.attempts`. It stands where another rank has said more: that a rank is lost follows from its own end."""
+        """Record this rank's error line, for `pipeline.status`, and whether its cause may pass, for `pipeline.slurm end`.
+
+        A record of another rank that says more stays: a rank that fails makes the others report a lost rank.
+        """
         file = self.path / ERROR
         if not (self.path / "recipe.yaml").exists() and not file.parent.is_dir():
             return  # not a run's folder
         message, passing, now = describe(error), isinstance(error, Passing), time.time()
         try:
             known = json.loads(file.read_text())
-            # By hand all starts are called the same.
+            # Without SLURM all starts have the same id, so a record counts as ours for 120 s only.
             ours = this_start().items() <= known.items() and (known["job"] or now - known["time"] < 120)
             if ours and (message.startswith("another rank") or passing > known["passing"]):
                 return
@@ -190,14 +192,14 @@ class RunFolder:
             file.parent.mkdir(exist_ok=True)
             write_aside(file, json.dumps({"message": message, "passing": passing, "time": now, **this_start()}) + "\n")
         except OSError:
-            pass  # the line stands on stderr all the same
+            pass  # stderr has the line in any case
 
     def mark_done(self, name: str, facts: dict[str, Any]) -> None:
         write_aside(self.path / name / DONE, json.dumps(facts) + "\n")
 
 
 def last_checkpoint(path: Path) -> Checkpoint:
-    """The newest checkpoint of a checkpoint folder, a phase's folder or a run: what `export` takes."""
+    """Returns the newest checkpoint in `path`, which is a checkpoint folder, a phase's folder or a run, as for `export`."""
     if (path / "state.json").is_file():
         return Checkpoint(path)
     if (path / "checkpoints").is_dir():

@@ -1,4 +1,4 @@
-"""What the export may tell of a run: counts, digests, hyper-parameters; no path, file name, bucket, host or user."""
+"""What an export may tell about a run: counts, digests, hyper-parameters; no path, file name, bucket, host or user."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pipeline.recipe import Recipe
 
 
 def run_facts(recipe: Recipe, streams: list[MixedRows], init: dict[str, Any]) -> dict[str, Any]:
-    """Of the run as a whole. `init` says where its weights came from."""
+    """Returns the facts of the run as a whole. `init` says where its weights came from."""
 
     def of_rows(rows: Rows) -> dict[str, Any]:
         manifest = rows.manifest
@@ -39,7 +39,7 @@ def run_facts(recipe: Recipe, streams: list[MixedRows], init: dict[str, Any]) ->
 
 
 def phase_facts(recipe: Recipe, index: int, state: State, validation: dict[str, Any]) -> dict[str, Any]:
-    """A phase's entry in the lineage."""
+    """Returns a phase's entry in the lineage."""
     phase = recipe.phases[index]
     return {
         "name": phase.name,

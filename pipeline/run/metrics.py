@@ -18,7 +18,7 @@ from pipeline.engine import State, write_aside
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Cut off the lines that are not wanted, and a last line that a crash left unfinished; return those that stay."""
+    """Remove unwanted lines, and a last line that a crash left unfinished; returns the records that stay."""
     if not path.exists():
         return []
     kept = []
@@ -49,7 +49,7 @@ class PhaseLog:
             return
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        # A phase that starts anew validates anew; one that goes on keeps what it measured up to its checkpoint.
+        # A phase that starts anew validates anew; a resumed phase keeps what it measured up to its checkpoint.
         last = state.step if state.step else -1
         kept = _keep(folder / "metrics.jsonl", lambda record: record["step"] <= last)
         for name in ("rows.jsonl", "spikes.jsonl"):
@@ -118,7 +118,7 @@ class PhaseLog:
             )
 
     def spike(self, record: dict[str, Any]) -> None:
-        """A loss far above those before it: said, and kept in spikes.jsonl for `faults.skip_rows`."""
+        """Print a loss spike, and record its rows in spikes.jsonl for use in `faults.skip_rows`."""
         if self.active:
             with open(self._folder / "spikes.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")

@@ -1,8 +1,9 @@
-"""Where the rows of a URL lie on a node: a folder of the job's own with mode 0700, gone when its last process has ended.
+"""A node's cache of rows from URLs: the job's own folder with mode 0700, removed when the job's last process ends.
 
-Liveness is a lock, not a guess: every process of the job holds `.alive` shared. Whoever gets it exclusively knows that the
-job is dead, however it died, and removes the folder: the last process of the job itself, or a later job of the same user on
-this node. A live job's folder is never touched, nor another user's. No shared memory is used.
+A lock tells whether a job is alive: every process of the job holds a shared lock on `.alive`. A process that gets the
+exclusive lock knows that the job is dead, however it died, and removes the folder. It is the last process of the job
+itself, or belongs to a later job of the same user on this node. The folder of a live job or of another user is never
+touched. No shared memory is used.
 """
 
 import fcntl
@@ -26,18 +27,18 @@ ALIVE = ".alive"
 
 
 class JobCache:
-    """The cache folder of this process's job; `open` when it is needed, `release` at the end."""
+    """The cache folder of this process's job; call `open` when it is needed and `release` at the end."""
 
     def __init__(self, recipe: Recipe, environment: Mapping[str, str]) -> None:
         self._recipe = recipe
-        # Nodes may share the file system that TMPDIR lies on; MASTER_PORT is a job's own where there is no SLURM.
+        # Nodes may share the file system of TMPDIR, hence the node's id. Without SLURM, MASTER_PORT identifies the job.
         job = environment.get("SLURM_JOB_ID") or environment.get("MASTER_PORT") or str(os.getpid())
         self._name = f"{job}-n{environment.get('SLURM_NODEID', '0')}"
         self._lock: IO[str] | None = None
         self.folder: Path | None = None
 
     def open(self) -> Path | None:
-        """The folder; None where all rows are local. The recipe's own `data.cache` is kept as it is."""
+        """Create, lock and return the folder; None where all rows are local. A recipe's `data.cache` is used as it is."""
         if not uses_urls(self._recipe):
             return None
         if self._recipe.data.cache is not None:
@@ -55,7 +56,7 @@ class JobCache:
                 if os.fstat(self._lock.fileno()).st_ino == os.stat(self.folder / ALIVE).st_ino:
                     return self.folder
             except FileNotFoundError:
-                pass  # it was removed between two lines: its former job's last process left just now
+                pass  # the last process of an earlier start removed it between two of these lines
 
     def _hold(self) -> None:
         assert self._lock is not None
@@ -69,7 +70,7 @@ class JobCache:
             )
 
     def release(self) -> None:
-        """Done with it; the last process of the job removes it, for it holds text that may not stay."""
+        """Release the folder; the last process of the job removes it, because it holds text that must not stay."""
         if self._lock is not None and self.folder is not None:
             self._lock.close()
             self._lock = None
@@ -77,7 +78,7 @@ class JobCache:
 
 
 def _own_folder(path: Path) -> Path:
-    """`path`, made with mode 0700; Failure where another user made it first."""
+    """Create `path` with mode 0700 and return it; Failure where it belongs to another user."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     facts = path.lstat()
     if facts.st_uid != os.getuid() or not stat.S_ISDIR(facts.st_mode):
@@ -92,7 +93,7 @@ def _remove_if_dead(folder: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
     except OSError:
-        return  # a live job's, or not a cache
+        return  # it belongs to a live job, or is not a cache
 
 
 def uses_urls(recipe: Recipe) -> bool:
@@ -102,10 +103,10 @@ def uses_urls(recipe: Recipe) -> bool:
 
 
 def look_ahead(recipe: Recipe, streams: Sequence[MixedRows], validation: Rows | None, ranks: int) -> int:
-    """Rows of a rank whose shards may be fetched before their turn: as many as `data.cache_limit` has room for.
+    """Returns how many rows ahead a rank may prefetch shards: as many as `data.cache_limit` has room for.
 
-    UsageError where it cannot even hold the shards of two steps (the present one and the next), the validation rows', and
-    one more, for a download in progress: shards would be fetched over and over.
+    UsageError where the limit cannot even hold the shards of two steps (the current one and the next), those of the
+    validation rows, and one more for a download in progress: shards would then be fetched over and over.
     """
     limit = recipe.data.cache_limit
     if limit is None:
@@ -115,7 +116,7 @@ def look_ahead(recipe: Recipe, streams: Sequence[MixedRows], validation: Rows | 
     if validation is not None and is_url(validation.location):
         remote.append(validation)
         count = min(recipe.validation.rows if recipe.validation else 0, len(validation))
-        spread = np.linspace(0, len(validation) - 1, count).round()  # as pipeline.validation spreads them
+        spread = np.linspace(0, len(validation) - 1, count).round()  # as in pipeline/run/validation.py
         spare -= _bytes_of(validation, spread)
     largest = max((int(rows.shard_bytes.max()) for rows in remote), default=0)
     spare -= largest
@@ -135,7 +136,7 @@ def look_ahead(recipe: Recipe, streams: Sequence[MixedRows], validation: Rows | 
 
 
 def _window_bytes(stream: MixedRows, window: int) -> int:
-    """Of the shards at URLs that the first `window` positions of a stream touch: what any other window touches, about."""
+    """Returns the bytes of the remote shards that the first `window` positions touch; other windows touch about as many."""
     ids = np.unique(np.fromiter((stream.row_id(g) for g in range(min(window, len(stream)))), np.int64))
     total, start = 0, 0
     for rows in stream.sources:
@@ -146,6 +147,6 @@ def _window_bytes(stream: MixedRows, window: int) -> int:
 
 
 def _bytes_of(rows: Rows, ids: NDArray[Any]) -> int:
-    """Of the shards that hold these rows."""
+    """Returns the bytes of the shards that hold these rows."""
     touched = np.unique(np.searchsorted(np.cumsum(rows.shard_rows), ids, side="right"))
     return int(rows.shard_bytes[touched].sum())

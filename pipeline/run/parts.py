@@ -1,4 +1,4 @@
-"""The parts of a run, opened, checked against each other and put together; all that can fail before the first step."""
+"""Opens the parts of a run, checks them against each other and assembles them: all that can fail before the first step."""
 
 import hashlib
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class Parts:
     loaders: list[Loader]  # of each phase
     validation: Validation | None
     start: Checkpoint | None  # of another run, to branch from
-    tokenizer: Path  # the rows' own
+    tokenizer: Path  # folder of the rows' tokenizer
     facts: dict[str, Any]  # for the lineage
 
 
 def assemble(
     recipe: Recipe, folder: RunFolder, agreement: Agreement, device: torch.device, job_cache: JobCache
 ) -> Parts:
-    """Everything that training needs, or a Failure on all ranks; a collective call."""
+    """Returns everything that training needs, or raises a Failure on all ranks; a collective call."""
     leads = agreement.ranks.leads
 
     def claim() -> None:
@@ -85,10 +85,10 @@ def assemble(
 def _encoder(
     recipe: Recipe, everything: list[Rows], start: Checkpoint | None, device: torch.device
 ) -> tuple[Encoder, dict[str, Any]]:
-    """The encoder in float32 on its device, and where its weights come from, for the lineage."""
+    """Returns the encoder in float32 on its device, and where its weights come from, for the lineage."""
     tokenizer, multiple = everything[0].manifest.tokenizer, recipe.model.vocab_multiple
     if start is not None:
-        # The weights follow when the phase is entered.
+        # `enter_phase` loads the weights later.
         encoder = Encoder(start.config, recipe.model.attention, multiple)
         ours = tokenizer_digest(start.folder / TOKENIZER)
         if ours != tokenizer.digest:
@@ -119,7 +119,7 @@ def _encoder(
 
 
 def _digest(path: Path) -> str | None:
-    """sha256 of a weights file, or None where the weights are elsewhere (sharded, or a hub name)."""
+    """Returns the sha256 of a weights file, or None where the weights are elsewhere (sharded, or a hub name)."""
     if not path.is_file():
         return None
     with open(path, "rb") as file:

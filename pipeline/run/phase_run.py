@@ -1,4 +1,4 @@
-"""A phase while it trains: where it stands, when it was last saved, and what each part of a step does to that."""
+"""A phase while it trains: where it stands, when it was last saved, and how each part of a step changes both."""
 
 import math
 import time
@@ -33,7 +33,7 @@ class AgreedStep:
 
 
 class PhaseRun:
-    """Phase `index` of a recipe from `state` on; a context manager. All methods are called on every rank in the same order."""
+    """Phase `index` of a recipe from `state` on; a context manager. Every rank calls all methods in the same order."""
 
     def __init__(
         self, recipe: Recipe, index: int, parts: Parts, agreement: Agreement, stops: StopRequests, state: State
@@ -44,7 +44,7 @@ class PhaseRun:
         self.objective = Objective(
             self.phase.objective, self.phase.mask_rate or 0.0, self.phase.name, recipe.seed, recipe.model.dropout
         )
-        self._begin = self.saved_at  # of the present step
+        self._begin = self.saved_at  # start of the current step
         self._spikes = Spikes()
         self._peak = device_peak(parts.engine.device)
 
@@ -70,7 +70,7 @@ class PhaseRun:
 
     @property
     def finished(self) -> bool:
-        """The budget is trained."""
+        """Whether the token budget is trained."""
         return self.state.tokens >= self.phase.tokens
 
     # --- requests to stop ---
@@ -80,11 +80,11 @@ class PhaseRun:
         return not (self.stops.pending() or (self.agreement.ranks.leads and self.parts.folder.stop_requested()))
 
     def asked_to_stop(self) -> bool:
-        """Of a rank that waits for its rows, as the leading one may wait for this one."""
+        """Whether this rank itself sees a request to stop. It asks while it waits for rows: rank 0 may be waiting for it."""
         return self.stops.pending() or self.parts.folder.stop_requested()
 
     def stop(self) -> bool:
-        """Save what is not saved yet. False, as `train_phase` says of a phase that stopped early."""
+        """Save what is not saved yet. Returns False, as `train_phase` does for a phase that stopped early."""
         if self.state.step > self.saved:
             self.save()
         return False
@@ -92,7 +92,7 @@ class PhaseRun:
     # --- a step ---
 
     def next_step(self) -> AgreedStep | None:
-        """The step that all ranks take next; None where any of them is to stop."""
+        """Returns the step that all ranks take next; None where any of them has to stop."""
         self._begin = time.monotonic()
         minutes = self.recipe.checkpoints.every_minutes
         overdue = minutes is not None and time.monotonic() - self.saved_at >= 60 * minutes
@@ -106,9 +106,9 @@ class PhaseRun:
         return AgreedStep(step.batches, step.position, step.row_ids, tokens, labels, save_first)
 
     def account(self, step: AgreedStep, rate: float, loss: float, grad_norm: float) -> None:
-        """The step was trained: judge its numbers, move the state on, write the log.
+        """Account for a trained step: check its numbers, advance the state, write the log.
 
-        `loss` is the sum over this rank's labels. Failure where a number is not finite, unless such steps are skipped.
+        `loss` is the sum over this rank's labels. Raises a Failure where a number is not finite, unless such steps are skipped.
         """
         flops = float(step_flops(self.parts.engine.encoder.config, step.batches, self.objective.causal))
         loss, flops = self.agreement.sum_real([loss, flops])
@@ -164,12 +164,12 @@ class PhaseRun:
         return settings is not None and (self.finished or self.state.step % settings.every_steps == 0)
 
     def validation_missed(self) -> bool:
-        """At a phase's start; and again where a stop came between a step and the validation that was due after it."""
+        """Whether a due validation is not done: at a phase's start, or where a stop came between a step and its validation."""
         missed = self.agreement.leader_says(self.state.step not in self.log.validated_at)
         return missed and self.validation_due
 
     def validate(self) -> bool:
-        """False where a stop was asked for in the middle; it is done again when the run goes on."""
+        """Validate and log the losses. Returns False where a stop interrupted it; the resumed run then validates again."""
         begin = time.monotonic()
         validation = self.parts.validation
         losses = validation(self.parts.engine, self.go_on, self.asked_to_stop) if validation else {}
@@ -191,7 +191,7 @@ class PhaseRun:
         return self.finished or bool(every and step % every == 0 and step > self.saved)
 
     def save(self, keep: bool = False) -> None:
-        """Write a checkpoint of the present state; `keep`: for good."""
+        """Write a checkpoint of the current state; with `keep` it is never removed."""
         self.watchdog.alive()
         begin = time.monotonic()
         recipe, folder, state = self.recipe, self.parts.folder.checkpoints(self.phase.name), self.state
@@ -206,9 +206,9 @@ class PhaseRun:
 
 
 def agree_on_step(steps: Iterator[Step], agreement: Agreement, questions: list[bool]) -> tuple[Step | None, list[int]]:
-    """The next step; its tokens and labels over all ranks, and of each question on how many ranks the answer is yes.
+    """Returns this rank's next step, and counts over all ranks: tokens, labels, and for each question the yes answers.
 
-    The first question is whether to stop: yes on a rank whose steps have ended. There the step is None.
+    The first question is whether to stop. A rank whose steps have ended answers yes, and its step is None.
     """
     problem: Exception | None = None
     step: Step | None = None
@@ -216,7 +216,7 @@ def agree_on_step(steps: Iterator[Step], agreement: Agreement, questions: list[b
     try:
         step = next(steps, None)
         stopping = stopping or step is None
-    except Exception as error:  # the others must hear of it, or they would wait for this rank in vain
+    except Exception as error:  # the others must learn of it, or they would wait for this rank forever
         problem = error
     counts = [step.tokens, step.labels] if step else [0, 0]
     *agreed, failed, lasting = agreement.sum([*counts, *map(int, [stopping, *others]), *failures(problem)])

@@ -1,6 +1,6 @@
 """Where a phase starts from: its own latest checkpoint, the end of the phase before it, or another run's checkpoint.
 
-Always from disk, so that staged, continuous and resumed runs agree by construction.
+It is always read from disk, so that staged, continuous and resumed runs agree by construction.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from pipeline.run.parts import Parts
 
 
 def enter_phase(recipe: Recipe, index: int, parts: Parts) -> State:
-    """Bring the engine to where phase `index` stands, and say where that is."""
+    """Load the engine with the state in which phase `index` stands, and return that state."""
     phase, folder = recipe.phases[index], parts.folder
     digest = parts.loaders[index].rows.digest
     parts.engine.freeze(frozen_groups(phase.frozen_layers))

@@ -1,7 +1,7 @@
 """Requests to stop: a signal, the file RUN/STOP, the end of the job's time, a launcher that is gone. Polled, never handled.
 
 The signals are blocked from the start (`command_line.block_stop_signals`), and `sigpending` says at each step whether one
-has come. A signal to the pid of the `deepspeed` launcher kills the launcher alone: its ranks see that it is gone, and stop.
+has come. A signal to the pid of the `deepspeed` launcher kills only the launcher: its ranks see that it is gone, and stop.
 """
 
 import os
@@ -14,9 +14,7 @@ from command_line import STOP_SIGNALS
 
 END_TIME = ("CLM_DETOUR_END_TIME", "SLURM_JOB_END_TIME")  # seconds since 1970; the first that is set counts
 
-SCRIPTS = (
-    90.0  # seconds that launch/phase.sh may need after the ranks: to clean up on each node, to queue the job again
-)
+SCRIPTS = 90.0  # seconds that launch/phase.sh may need after the ranks, to clean up on each node and to requeue the job
 
 
 class StopRequests:
@@ -26,10 +24,10 @@ class StopRequests:
         self._launchers = _launchers()
         ends = [environment[name] for name in END_TIME if environment.get(name, "").isdigit()]
         self._end = float(ends[0]) if ends else None
-        self._save = self._step = 0.0  # seconds of the slowest so far
+        self._save = self._step = 0.0  # seconds of the slowest save and step so far
 
     def leave_time_for(self, *, save: float = 0.0, step: float = 0.0) -> None:
-        """A save or a step took that long. What must fit before the job's end: one such step, three such saves, and SCRIPTS."""
+        """Note the seconds of a save or a step. One slowest step, three slowest saves and SCRIPTS must fit before the job's end."""
         self._save, self._step = max(self._save, save), max(self._step, step)
 
     def pending(self) -> bool:
@@ -39,7 +37,7 @@ class StopRequests:
 
 
 def _launchers() -> list[tuple[int, str | None]]:
-    """The processes of the `deepspeed` launcher above this one, with their start times (pids are used again)."""
+    """Returns the processes of the `deepspeed` launcher above this one, with their start times (pids are reused)."""
     found = []
     pid = os.getppid()
     while pid > 1:
@@ -56,7 +54,7 @@ def _launchers() -> list[tuple[int, str | None]]:
 
 
 def _started(pid: int) -> str | None:
-    """When the process started, or None where it is gone (or dead and not yet waited for)."""
+    """Returns when the process started, in clock ticks since boot, or None where it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Validation: always the same rows under the same masks, MLM and CLM loss both, whatever phase, step or number of ranks."""
+"""Validation: MLM and CLM loss on the same rows under the same masks, whatever the phase, step or number of ranks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,11 +27,11 @@ class Validation:
     def __call__(
         self, engine: Engine, go_on: Callable[[], bool], stopping: Callable[[], bool]
     ) -> dict[str, float] | None:
-        """Mean loss a label under both objectives, in nats, and the number of rows; a collective call.
+        """Returns the mean loss per label in nats under both objectives, and the number of rows; a collective call.
 
-        Rows are dealt to the ranks by index and each counts once. Every rank makes the same number of forward
-        passes; one that has no rows left repeats its first and does not count it. `go_on` is asked on every rank before
-        each pass, `stopping` while its rows are waited for; None where any rank is to stop.
+        Batches are dealt to the ranks in turn, and each row counts once. Every rank makes the same number of forward
+        passes; a rank without a batch left repeats the first one and does not count it. Every rank asks `go_on` before
+        each pass, and `stopping` while it waits for rows. Returns None where any rank has to stop.
         """
         world, rank = self.agreement.ranks.world_size, self.agreement.ranks.rank
         batches = [self.row_ids[i : i + self.per_batch] for i in range(0, len(self.row_ids), self.per_batch)]

@@ -1,7 +1,7 @@
-"""What a SLURM job asks before and after its ranks run; `launch/` calls these modules as commands.
+"""What a SLURM job decides before and after its ranks run; `launch/` asks with `python -m pipeline.slurm`.
 
-It imports `command_line` alone, no torch: a batch script asks and has its answer at once.
-It offers the variable by which a job says that it has cleared an old request to stop.
+It imports only `command_line` and no torch, so that a batch script gets its answer at once.
+It offers the name of the environment variable that says that a job has cleared an old request to stop.
 """
 
 from pipeline.slurm.next_attempt import STOP_CLEARED

@@ -1,4 +1,4 @@
-"""What launch/ asks: `python -m pipeline.slurm submit | srun | begin | end`; each rule's own file says what it prints."""
+"""The commands that launch/ calls: `python -m pipeline.slurm submit | srun | begin | end`; each rule's file describes its output."""
 
 import sys
 

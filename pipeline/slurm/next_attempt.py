@@ -1,11 +1,11 @@
-"""What a SLURM job does next: asked by launch/phase.sh before and after the ranks run.
+"""Decides what a SLURM job does next; launch/phase.sh asks before and after the ranks run.
 
-    python -m pipeline.slurm begin RUN PHASE      prints go | done | stopped; exit 1 after too many attempts in vain
+    python -m pipeline.slurm begin RUN PHASE      prints go | done | stopped; exit 1 after too many attempts without progress
     python -m pipeline.slurm end RUN PHASE CODE   prints done | again | stopped | failed; CODE is srun's
 
-srun's exit code alone says little: it is the highest of the tasks', and a task that is killed while its neighbours leave
-makes it another. DONE, RUN/STOP and the records of this start (`RunFolder.mark_stopped`, `mark_failed`) decide: it goes on
-after a stop, and after a failure of a cause that may pass (`Passing`). No torch is imported.
+srun's exit code alone does not suffice: it is the highest among the tasks, and a task that is killed while its neighbours
+leave changes it. DONE, RUN/STOP and the records of this start (`RunFolder.mark_stopped`, `mark_failed`) decide: the job
+goes on after a stop, and after a failure that may pass (`command_line.Passing`). No torch is imported.
 """
 
 import json
@@ -18,16 +18,16 @@ from typing import Any
 
 from command_line import Failure, UsageError
 
-STOP_CLEARED = "CLM_DETOUR_STOP_CLEARED"  # set: a RUN/STOP was removed when this job was submitted, or at its start
+STOP_CLEARED = "CLM_DETOUR_STOP_CLEARED"  # set where submitting or starting this job removed an old RUN/STOP
 LIMIT = 5  # attempts in a row without a new token; CLM_DETOUR_ATTEMPTS changes it
-BY_USR2 = 128 + signal.SIGUSR2  # srun's exit code where a rank died of it, before Python could block it
+BY_USR2 = 128 + signal.SIGUSR2  # srun's exit code where SIGUSR2 killed a rank before Python could block it
 
 
 def begin(folder: Path, phase: str, environment: Mapping[str, str]) -> str:
-    """Count this attempt. "go", or "done" and "stopped" where there is nothing to do; Failure past the limit."""
+    """Count this attempt. Returns "go", or "done" or "stopped" where there is nothing to do; Failure past the limit."""
     if (folder / phase / "DONE").exists():
         return "done"
-    # What launch/submit has cleared, or a former start of this job, holds no old request: it was made while the job waited.
+    # launch/submit, or an earlier start of this job, has removed any old STOP: one that is here now came while the job waited.
     cleared = any(environment.get(name) for name in (STOP_CLEARED, "CLM_DETOUR_CHAIN"))
     if cleared or environment.get("SLURM_RESTART_COUNT", "0") != "0":
         if (folder / "STOP").exists():
@@ -36,7 +36,7 @@ def begin(folder: Path, phase: str, environment: Mapping[str, str]) -> str:
         (folder / "STOP").unlink(missing_ok=True)
     file = _file(folder, phase)
     before, tokens = _read(file), trained(folder, phase)
-    # A job that goes on by itself keeps its chain's name; who submits again by hand starts to count again.
+    # A job that requeues itself keeps its chain's name; a job submitted by hand starts a new count.
     chain = environment.get("CLM_DETOUR_CHAIN") or environment.get("SLURM_JOB_ID", "")
     in_vain = before.get("in_vain", 0) + 1 if (before.get("chain"), before.get("tokens")) == (chain, tokens) else 0
     limit = int(environment.get("CLM_DETOUR_ATTEMPTS") or LIMIT)
@@ -69,7 +69,7 @@ def end(folder: Path, phase: str, code: int, environment: Mapping[str, str]) -> 
 
 
 def trained(folder: Path, phase: str) -> int:
-    """Tokens of the phase in its newest checkpoint."""
+    """Returns the tokens that the phase has trained in its newest checkpoint; 0 where there is none."""
     checkpoints = folder / phase / "checkpoints"
     try:
         newest = checkpoints / (checkpoints / "latest").read_text().strip()

@@ -1,10 +1,10 @@
-"""How many ranks a SLURM job runs: one a GPU; without GPUs as many as there are tasks. Asked by launch/, without torch.
+"""How many ranks a SLURM job runs: one per GPU, or without GPUs one per task. launch/ asks; no torch is imported.
 
     python -m pipeline.slurm submit OPTION...   options of sbatch: prints `ranks N`, and `option X` for each that is missing
-    python -m pipeline.slurm srun               in a batch script: prints the options that srun needs, one a line
+    python -m pipeline.slurm srun               in a batch script: prints the options that srun needs, one per line
 
-SLURM does not tie tasks to GPUs: `--gpus-per-node=4` alone starts one task a node, and three GPUs idle in silence.
-Where the job gave no number of tasks it follows from the GPUs; where both were given and disagree, it is an error.
+SLURM does not tie tasks to GPUs: `--gpus-per-node=4` alone starts one task per node, and three GPUs idle unnoticed.
+Where a job sets no number of tasks, we derive it from the GPUs; where it sets both and they disagree, that is an error.
 """
 
 import os
@@ -15,7 +15,7 @@ from command_line import Failure, Parser, UsageError
 
 
 def planned(options: Sequence[str]) -> tuple[int, list[str]]:
-    """Ranks of a job with these options of sbatch (the last of each counts), and the options that it needs besides."""
+    """Returns the number of ranks of a job with these sbatch options (the last of each counts), and the options it still needs."""
     parser = Parser(prog="sbatch", add_help=False, allow_abbrev=False)
     parser.add_argument("-N", "--nodes", default="1")
     parser.add_argument("-n", "--ntasks", type=int)
@@ -32,7 +32,7 @@ def planned(options: Sequence[str]) -> tuple[int, list[str]]:
     nodes, on_node = int(largest), asked.gpus_per_node or asked.gres
     gpus = asked.gpus or nodes * on_node
     tasks = asked.ntasks or (nodes * asked.ntasks_per_node if asked.ntasks_per_node else None)
-    if asked.gpus_per_task or asked.ntasks_per_gpu:  # tied by SLURM itself
+    if asked.gpus_per_task or asked.ntasks_per_gpu:  # SLURM itself ties tasks to GPUs
         tied = gpus * asked.ntasks_per_gpu if asked.ntasks_per_gpu else gpus // asked.gpus_per_task
         return tasks or tied or nodes, []
     if tasks is None and asked.gpus:
@@ -45,9 +45,9 @@ def planned(options: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def srun_options(environment: Mapping[str, str]) -> list[str]:
-    """What srun must be told in this job so that each GPU has one task; Failure where the job's own numbers forbid it."""
+    """Returns the srun options that give each GPU of this job one task; Failure where the job's own numbers forbid that."""
     if environment.get("SLURM_GPUS_PER_TASK") or environment.get("SLURM_NTASKS_PER_GPU"):
-        return []  # tied by SLURM itself
+        return []  # SLURM itself ties tasks to GPUs
     held = environment.get("SLURM_JOB_GPUS", "")
     gpus = _gpus(environment.get("SLURM_GPUS_ON_NODE") or environment.get("SLURM_GPUS_PER_NODE") or "0")
     gpus = gpus or len([gpu for gpu in held.split(",") if gpu])
@@ -73,12 +73,12 @@ def _remedy(gpus: int) -> str:
 
 
 def _gpus(text: str) -> int:
-    """`4`, `h100:4` and `h100:2,a100:2` are four."""
+    """Returns the number of GPUs: `4`, `h100:4` and `h100:2,a100:2` are four."""
     return sum(int(part.rpartition(":")[2]) for part in text.split(","))
 
 
 def _gpus_of_gres(text: str) -> int:
-    """`gpu:h100:4,nvme:1` has four; `gpu` and `gpu:h100` one."""
+    """Returns the number of GPUs: `gpu:h100:4,nvme:1` has four, `gpu` and `gpu:h100` one."""
     counts = [part.split(":")[-1] for part in text.split(",") if part.split(":")[0] == "gpu"]
     return sum(int(count) if count.isdigit() else 1 for count in counts)
 

@@ -4,7 +4,7 @@ Its back ends import nothing but torch and their kernel.
 It offers `attend`, its checks, and the table `BACKENDS`.
 """
 
+from pipeline.model.attention.dense_reference import reference
 from pipeline.model.attention.packed import BACKENDS, attend, available, check_boundaries, describe
-from pipeline.model.attention.reference import reference
 
 __all__ = ["BACKENDS", "attend", "available", "check_boundaries", "describe", "reference"]

@@ -1,4 +1,4 @@
-"""What a back end says of itself: the function, what it needs, and what a log calls it."""
+"""What a back end declares: its function, what it needs, and its name in the log."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Backend:
-    """One implementation of `attend`; the arguments are its own: q, k, v, cu_seqlens, max_seqlen, causal, half_window."""
+    """One implementation of `attend`, with the arguments q, k, v, cu_seqlens, max_seqlen, causal, half_window."""
 
     attend: Callable[[Tensor, Tensor, Tensor, Tensor, int, bool, int | None], Tensor]
-    gpu: str | None = (
-        None  # a kernel for CUDA GPUs that computes in bf16: what to install for it; None: runs everywhere
-    )
-    load: Callable[[], object] = lambda: None  # ImportError where it is not installed
+    gpu: str | None = None  # for a CUDA kernel, which computes in bf16: what to install; None: runs everywhere
+    load: Callable[[], object] = lambda: None  # raises ImportError where it is not installed
     version: Callable[[], str] | None = None  # for the log, such as "flash-attn 3"

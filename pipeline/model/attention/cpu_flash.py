@@ -1,9 +1,9 @@
 """Back end `sdpa` on a CPU: our own autograd function over PyTorch's flash kernels for the CPU.
 
-The kernels write into buffers that are allocated once, forward and backward; plain autograd over slices would fill a zero
-tensor of the whole batch for each slice. A global layer is one call a document. A local layer is one call for the whole
-batch: queries in blocks, each against the keys around it, so that the cost is O(T x window) whatever the documents'
-lengths. On another device it is the reference.
+Forward and backward write into buffers that are allocated once; plain autograd over slices would fill a zero tensor of
+the whole batch for each slice. A global layer makes one kernel call per document. A local layer makes one call for the
+whole batch: each block of queries attends to the keys around it, so that the cost is O(T x window) whatever the documents'
+lengths. On another device, this back end is the dense reference.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.model.attention.backend import Backend
-from pipeline.model.attention.reference import reference
+from pipeline.model.attention.dense_reference import reference
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -38,7 +38,7 @@ def _heads_first(x: Tensor) -> Tensor:
 
 
 class _Global(torch.autograd.Function):
-    """Every token of the document, or all before it: one kernel call a document."""
+    """Attention to the whole document, or to all tokens before: one kernel call per document."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool) -> Tensor:
@@ -67,9 +67,9 @@ class _Global(torch.autograd.Function):
 class _Local(torch.autograd.Function):
     """Blocks of B queries against windows of 2B keys that start w before the block, over the whole packed batch.
 
-    With B = 2w (bidirectional) or B = w (causal) the window of 2B holds exactly the block's own keys and w on each side
-    (on the left). Windows i and i+2 touch without overlapping: the gradients of the even ones tile the
-    keys, those of the odd ones tile them again one block further on, and their sum is the whole gradient.
+    With B = 2w (bidirectional) the window holds exactly the block's own keys and w on each side; with B = w (causal), the
+    block's own and w on the left. Windows i and i+2 touch without overlapping: the gradients of the even windows tile the
+    keys, those of the odd windows tile them again one block later, and the sum of both is the whole gradient.
     Keys of other documents get -inf: their weight is exactly 0, so that documents stay isolated bit by bit.
     """
 
@@ -118,7 +118,7 @@ def _merge(x: Tensor, block: int) -> Tensor:
 
 
 def _window_mask(cu_seqlens: Tensor, total: int, block: int, blocks: int, causal: bool, w: int) -> Tensor:
-    """[blocks, 1, B, 2B] float32: 0 where the query sees the key, else -inf. Padding sees padding, so no row is empty."""
+    """Returns [blocks, 1, B, 2B] float32: 0 where the query sees the key, else -inf. Padding sees padding, so no row is empty."""
     lengths = cu_seqlens.diff().long()
     document = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     of_query = F.pad(document, (0, blocks * block - total), value=-1).unflatten(0, (blocks, block))

@@ -1,6 +1,6 @@
 """Back end `flash`: flash-attn of whatever generation is installed and trains on this GPU.
 
-Deterministic where torch.use_deterministic_algorithms asks for it, by the kernel's own flag.
+It is deterministic where torch.use_deterministic_algorithms asks for it, by the kernel's own flag.
 """
 
 import importlib
@@ -16,9 +16,9 @@ from pipeline.model.attention.backend import Backend
 
 @cache
 def kernel() -> tuple[int, Callable[..., Any]]:
-    """Generation and function of the newest flash-attn installed that trains on this GPU.
+    """Returns generation and function of the newest flash-attn installed that trains on this GPU.
 
-    3 is for Hopper alone; 4 has no variable-length backward on Hopper, only on datacenter Blackwell; 2 runs on all.
+    Generation 3 is for Hopper alone; 4 has no variable-length backward on Hopper, only on datacenter Blackwell; 2 runs on all.
     """
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     modules = {4: "flash_attn.cute", 3: "flash_attn_interface", 2: "flash_attn"}
@@ -37,7 +37,7 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool, half_window: int | None
 ) -> Tensor:
     generation, function = kernel()
-    # No window is -1 to each side, in generation 4 None.
+    # -1 on each side means no window; generation 4 wants None instead.
     none = None if generation == 4 else -1
     window = (none, none) if half_window is None else (half_window, 0 if causal else half_window)
     out = function(

@@ -1,6 +1,6 @@
 """Attention over packed documents: one function, any number of back ends, the causal mask and the window as arguments.
 
-Which keys a query at position i of its own document sees (half window w):
+The keys that a query at position i of its document sees, with half window w:
 
                  half_window None        half_window w
     causal=False every j                 i-w <= j <= i+w
@@ -8,7 +8,7 @@ Which keys a query at position i of its own document sees (half window w):
 
 No query ever sees another document. Shapes: T packed tokens, N heads, H head dimension, S documents.
 
-To add a back end: a file beside this one that ends with its `BACKEND`, and a line in BACKENDS.
+To add a back end, write a file beside this one that ends with its `BACKEND`, and add a line to BACKENDS.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ from torch import Tensor
 from command_line import Failure
 from pipeline.model.attention import cpu_flash, flash, torch_varlen
 
-# On a GPU `auto` takes the first of its kernels that is installed.
+# On a GPU, `auto` takes the first GPU kernel here that is installed.
 BACKENDS = {
     "flash": flash.BACKEND,
     "torch_varlen": torch_varlen.BACKEND,
@@ -69,10 +69,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int,
 
 
 def check_boundaries(cu_seqlens: Tensor, total: int, max_seqlen: int) -> None:
-    """ValueError unless cu_seqlens rises strictly from 0 to `total`, no document longer than max_seqlen.
+    """Raise a ValueError unless cu_seqlens rises strictly from 0 to `total`, and no document is longer than max_seqlen.
 
-    On a GPU the device itself stops, without the host waiting for it: a few small kernels, which the encoder pays once a
-    batch and `attend` does not.
+    On a GPU the check is an assertion on the device, for which the host does not wait. It costs a few small kernels, so
+    the encoder makes it once per batch and `attend` does not.
     """
     lengths = cu_seqlens.diff()
     right = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == total) & (lengths.min() > 0) & (lengths.max() <= max_seqlen)
@@ -85,7 +85,7 @@ def check_boundaries(cu_seqlens: Tensor, total: int, max_seqlen: int) -> None:
 
 @cache
 def choose(device: torch.device) -> str:
-    """The fastest back end that is installed; on a GPU never sdpa in silence."""
+    """Returns the fastest installed back end; on a GPU, never falls back to sdpa silently."""
     if device.type != "cuda":
         return "sdpa"
     _check_generation()
@@ -127,7 +127,7 @@ def available(name: str, device: torch.device, head_dim: int = 64, precision: st
 
 
 def describe(name: str, device: torch.device) -> str:
-    """What `name` means on `device`, for the log: such as 'flash (flash-attn 3)'."""
+    """Returns what `name` means on `device`, for the log, such as 'flash (flash-attn 3)'."""
     chosen = choose(device) if name == "auto" else name
     version = BACKENDS[chosen].version
     return f"{chosen} ({version()})" if version else chosen

@@ -1,6 +1,6 @@
-"""Back end `torch_varlen`: PyTorch's own variable-length kernel, which needs no package besides.
+"""Back end `torch_varlen`: PyTorch's own variable-length kernel, which needs no other package.
 
-Deterministic by itself where torch.use_deterministic_algorithms asks for it.
+The kernel is deterministic by itself where torch.use_deterministic_algorithms asks for it.
 """
 
 import inspect

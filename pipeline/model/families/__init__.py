@@ -1,7 +1,7 @@
-"""The families of encoders that we train: a file for each, and its line in `FAMILIES`, by config.model_type.
+"""The families of encoders that we train: one file each, and one line each in `FAMILIES`, by config.model_type.
 
-A family knows attention, packed batches, rotary positions and dropout; the encoder and the folders know the families.
-It offers `FAMILIES`, `Family` and `family_of`.
+A family may import attention, packed batches, rotary positions and dropout; the encoder and `hugging_face` import the families.
+It offers the table `FAMILIES`, `family_of` a config, and the type of a config.
 """
 
 from pipeline.model.families import modernbert
@@ -13,8 +13,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(config: Config) -> Family:
-    """KeyError for a model type that is not in FAMILIES, which `hugging_face.read_config` refuses."""
+    """Returns the family of a config; KeyError for a model type not in FAMILIES, which `read_config` refuses before."""
     return FAMILIES[config.model_type]
 
 
-__all__ = ["FAMILIES", "Config", "Family", "family_of"]
+__all__ = ["FAMILIES", "Config", "family_of"]

@@ -1,7 +1,7 @@
-"""ModernBERT (arXiv 2412.13663): its configs as they really come, and its modules under Hugging Face's names.
+"""ModernBERT (arXiv 2412.13663): its configs as transformers 4 and 5 write them, and its modules under Hugging Face's names.
 
 transformers 4 says `global_attn_every_n_layers`, `global_rope_theta`, `local_rope_theta`; transformers 5 says `layer_types`
-and `rope_parameters`. Either kind is read, and completed so that both majors' fields say the same.
+and `rope_parameters`. Both kinds are read, and completed so that the fields of both versions agree.
 
 Shapes: T packed tokens, D hidden size, N heads, H head dimension.
 """
@@ -42,12 +42,12 @@ def is_global(config: Config, layer: int) -> bool:
 
 
 def half_window(config: Config, layer: int) -> int | None:
-    """Of a layer, as `attend` takes it: None is global; 64 to each side where local_attention is 128."""
+    """Returns a layer's half window for `attend`: None is global; 64 to each side where local_attention is 128."""
     return None if is_global(config, layer) else config.local_attention // 2
 
 
 def rope_theta(config: Config, of_global: bool) -> float:
-    """RoPE base of global or local layers: ModernBERT has two, under both objectives."""
+    """Returns the RoPE base of global or local layers; ModernBERT has one for each, under both objectives."""
     parameters = getattr(config, "rope_parameters", None) or {}
     theta = (parameters.get(FULL if of_global else SLIDING) or {}).get("rope_theta")
     if theta is not None:
@@ -57,7 +57,7 @@ def rope_theta(config: Config, of_global: bool) -> float:
 
 
 def _is_default_rope(parameters: Any) -> bool:
-    """Of one kind of layer."""
+    """Whether the parameters of one kind of layer are the default RoPE, with any rope_theta."""
     default = {"rope_type": "default", "partial_rotary_factor": 1.0}
     return not parameters or (
         isinstance(parameters, dict)
@@ -66,9 +66,9 @@ def _is_default_rope(parameters: Any) -> bool:
 
 
 def supported(config: Config) -> Config:
-    """The config itself, completed; Failure names the field that our encoder, or one of the majors, could not follow.
+    """Complete and return the config; Failure names a field that our encoder or one version of transformers does not support.
 
-    Completed: both majors' fields say the same. transformers 4 ignores those of 5, hence would build another model.
+    Completion makes the fields of both versions agree: transformers 4 ignores those of 5, and would build another model.
     """
     if config.attention_dropout:
         raise Failure(
@@ -165,18 +165,18 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, batch: PackedBatch, rotation: Rotation, causal: bool, backend: str, keys: Tensor | None
     ) -> Tensor:
-        """`before` and `after` are tensors only, so that they can be compiled; boundaries and masks stay between them."""
+        """`before` and `after` take only tensors, so that they can be compiled; boundaries and masks stay between them."""
         q, k, v = self.before(x, rotation.cos, rotation.sin).unbind(1)
         boundaries = (batch.cu_seqlens, batch.max_seqlen)
         context = attend(q, k, v, *boundaries, causal=causal, half_window=self.attn.half_window, backend=backend)
         return self.after(x, context, keys)
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, D] to turned queries, turned keys and values [T, 3, N, H]."""
+        """Returns rotated queries, rotated keys and values [T, 3, N, H] for x [T, D]."""
         return turn(self.attn.Wqkv(self.attn_norm(x)), cos, sin, self.attn.heads)
 
     def after(self, x: Tensor, context: Tensor, keys: Tensor | None) -> Tensor:
-        """keys: [T] int64, of dropout (see `dropout.layer_keys`); None: without."""
+        """Add attention output and MLP to x. keys: [T] int64, for dropout (see `dropout.layer_keys`); None: no dropout."""
         x = x + self.attn.Wo(context.flatten(1))
         out: Tensor = x + self.mlp(self.mlp_norm(x), keys)
         return out
@@ -191,7 +191,7 @@ class Trunk(nn.Module):
         self.final_norm = _norm(config)
 
     def forward(self, batch: PackedBatch, causal: bool, backend: str, keys: Tensor | None, recompute: bool) -> Tensor:
-        """Hidden states [T, D] of every token, after the final norm; the arguments are `Family`'s."""
+        """Returns hidden states [T, D] of every token, after the final norm; `Family` explains the arguments."""
         head_dim = self.config.hidden_size // self.config.num_attention_heads
         rotations = {g: Rotation.at(batch.position_ids, head_dim, rope_theta(self.config, g)) for g in (True, False)}
         x = self.embeddings(batch.input_ids)
@@ -222,7 +222,7 @@ class Head(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Hidden states to logits. Tied: the weight is the embedding matrix, which the caller hands in."""
+    """Maps hidden states to logits. Where it is tied, it has no weight: the embedding matrix takes its place."""
 
     def __init__(self, config: Config, rows: int) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ def layer_weights(config: Config) -> int:
 
 
 def spread(config: Config, name: str) -> tuple[float, float]:
-    """As transformers initialises ModernBERT: truncated normal, smaller on outputs with depth."""
+    """Returns standard deviation and cutoff as in transformers: truncated normal, on outputs the smaller the deeper the model."""
     std = config.initializer_range
     if name.endswith(("Wo.weight", "dense.weight", "decoder.weight")):
         std /= math.sqrt(2.0 * config.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""The yardstick: one scaled_dot_product_attention a document under an explicit mask. Plain, slow, on any device."""
+"""The dense reference that every back end is tested against: plain, slow, on any device."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from torch import Tensor
 def reference(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, causal: bool, half_window: int | None
 ) -> Tensor:
-    """One scaled_dot_product_attention a document under an explicit mask: plain, slow, any device; the tests' yardstick."""
+    """Attend as `attend` does, with one scaled_dot_product_attention per document under an explicit mask."""
     outputs = []
     for begin, end in itertools.pairwise(cu_seqlens.tolist()):
         distance = torch.arange(end - begin, device=q.device)
