@@ -49,7 +49,7 @@ def export(checkpoint: Checkpoint, out: Path) -> Path:
 
 @torch.no_grad()
 def check(folder: Path) -> None:
-    """Raise a Failure unless transformers loads `folder` strictly and agrees with our encoder on the logits of two documents."""
+    """Failure unless transformers loads `folder` strictly and agrees with our encoder on the logits of two documents."""
     theirs, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
     wrong = {what: names for what, names in info.items() if names}
     if wrong:

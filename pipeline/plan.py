@@ -2,10 +2,10 @@
 
     python -m pipeline.plan RECIPE [--gpus N] [--gpu NAME] [--run-dir DIR] [key=value ...]
 
-It checks the recipe and its DeepSpeed file, that the batch divides over N ranks, that the rows can be reached and belong
-together, that tokenizer and model fit them, the disk space for checkpoints, the cache's limit, and that the run folder
-belongs to this recipe and is not in use. Exit codes as everywhere: 0 all is well; 1 or 2 with the error line that would
-have ended the job.
+It checks the recipe and its DeepSpeed file, that the batch divides over N ranks, that the rows can be reached and
+belong together, that tokenizer and model fit them, the disk space for checkpoints, the cache's limit, and that the run
+folder belongs to this recipe and is not in use. Exit codes as everywhere: 0 all is well; 1 or 2 with the error line
+that would have ended the job.
 """
 
 import argparse
@@ -22,13 +22,22 @@ import numpy as np
 import torch
 
 from command_line import Failure, Parser, UsageError, run
-from data_prep.rows import TOKENIZER, Rows, tokenizer_digest
+from data_prep.rows import TOKENIZER, Rows
 from pipeline.data import OBJECTIVES
 from pipeline.engine import accumulation, read_deepspeed_file
 from pipeline.model import GPU_PEAK, Config, Encoder, attended_pairs, family_of, local_folder, read_config
 from pipeline.ranks import Ranks
 from pipeline.recipe import Recipe, load
-from pipeline.run import RunFolder, check_fit, compatible, last_checkpoint, look_ahead, open_streams, random_config
+from pipeline.run import (
+    RunFolder,
+    check_fit,
+    check_tokenizer,
+    compatible,
+    last_checkpoint,
+    look_ahead,
+    open_streams,
+    random_config,
+)
 from pipeline.status import duration
 
 UTILIZATION = 0.25  # share of the GPU's peak that training is assumed to reach; metrics.jsonl has the real one
@@ -87,7 +96,7 @@ def parameters_of(config: Config, multiple: int | None) -> int:
 def memory(
     recipe: Recipe, config: Config, parameters: int, ranks: int, stage: int, gpu: bool, row_length: int
 ) -> dict[str, float]:
-    """Returns the bytes per rank. Model state is exact for each ZeRO stage; activations for the backward are right within a third."""
+    """Returns the bytes per rank: model state exactly for its ZeRO stage, activations for the backward within a third."""
     half = recipe.precision == "bf16" or (recipe.precision == "auto" and gpu)
     share = ranks if stage else 1  # ranks that share what is partitioned
     weights = parameters * (2 if half else 4) / (share if stage == 3 else 1)
@@ -116,7 +125,7 @@ def memory(
 
 
 def flops_per_token(config: Config, document: float, causal: bool, labelled: float) -> float:
-    """Returns the FLOPs per token, forward and backward. `document`: mean length; `labelled`: share (see `flops.step_flops`)."""
+    """Returns forward and backward FLOPs per token; `document`: mean length, `labelled`: share (see `flops.step_flops`)."""
     family, size, layers = family_of(config), config.hidden_size, config.num_hidden_layers
     one = np.array([max(1, round(document))])
     pairs = sum(attended_pairs(one, causal, family.half_window(config, layer)) for layer in range(layers)) / int(one[0])
@@ -169,21 +178,16 @@ def _model(recipe: Recipe, everything: list[Rows]) -> tuple[Config, str | None]:
     tokenizer = everything[0].manifest.tokenizer
     if recipe.start is not None:
         checkpoint = last_checkpoint(Path(recipe.start.checkpoint))
-        folder, name = checkpoint.folder / TOKENIZER, "start.checkpoint"
-        config, commit = checkpoint.config, None
-    elif recipe.model.init is None:
+        folder = checkpoint.folder / TOKENIZER
+        check_tokenizer(tokenizer, folder, "start.checkpoint", str(folder))
+        return checkpoint.config, None
+    name = recipe.model.init
+    if name is None:
         return random_config(recipe, tokenizer), None
-    else:
-        folder = local_folder(recipe.model.init, recipe.model.revision)
-        config, name = read_config(folder), recipe.model.init
-        commit = folder.name if folder.parent.name == "snapshots" and not Path(name).is_dir() else None
-    if (folder / "tokenizer.json").is_file():
-        ours = tokenizer_digest(folder)
-        if ours != tokenizer.digest:
-            raise Failure(
-                f"the rows' tokenizer ({tokenizer.digest[:12]}) is not {name}'s ({ours[:12]}): "
-                f"build the rows again with --tokenizer {name}"
-            )
+    folder = local_folder(name, recipe.model.revision)
+    config = read_config(folder)
+    check_tokenizer(tokenizer, folder, name, name)
+    commit = folder.name if folder.parent.name == "snapshots" and not Path(name).is_dir() else None
     return config, commit
 
 

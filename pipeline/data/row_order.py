@@ -54,7 +54,7 @@ class Mix:
         self._cycle = lru_cache(maxsize=4)(self._make_cycle)
 
     def _make_cycle(self, cycle: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns for each position in a cycle its source, and how many positions of that source precede it in the cycle."""
+        """Returns for each position of a cycle its source, and how many of that source come before it in the cycle."""
         sources = np.repeat(np.arange(len(self.counts)), self.counts)
         np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, cycle]))).shuffle(sources)
         before = np.zeros(CYCLE, np.int64)

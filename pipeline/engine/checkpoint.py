@@ -1,7 +1,7 @@
 """Checkpoints of our own: one format for every ZeRO stage and number of ranks, complete or absent.
 
     checkpoints/step-00000500/
-        weights.safetensors  exp_avg.safetensors  exp_avg_sq.safetensors     float32, by parameter name: 12 bytes per parameter
+        weights.safetensors  exp_avg.safetensors  exp_avg_sq.safetensors     float32, by name: 12 bytes per parameter
         state.json                                                           see `State`
         config.json  tokenizer/                                              the model's: a checkpoint needs nothing beside it
     checkpoints/latest                                                       the name of the newest complete one

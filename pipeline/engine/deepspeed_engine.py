@@ -1,7 +1,7 @@
 """The only file that touches DeepSpeed: accumulation, scaling, clipping, the step, and state by parameter name.
 
-The loss of a step is sum(loss over labels) / count(labels), both over all micro-batches on all ranks; the count is known
-before the first backward. DeepSpeed divides by the gradient accumulation steps and averages over the ranks. Each
+The loss of a step is sum(loss over labels) / count(labels), both over all micro-batches on all ranks; the count is
+known before the first backward. DeepSpeed divides by the gradient accumulation steps and averages over the ranks. Each
 micro-batch's sum is therefore multiplied by both and divided by the count: the gradient is that of one big batch on one
 device, however the labels are spread.
 """
@@ -36,7 +36,7 @@ def start_processes(ranks: Ranks, device: torch.device) -> None:
     # DeepSpeed calls collectives by names that torch has renamed.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # DeepSpeed's C++ kernel for CPU inference would be compiled at every first start and hold 69 MB of shared memory a rank.
+    # DeepSpeed would compile its kernel for CPU inference at every first start and hold 69 MB of shared memory per rank.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -105,7 +105,7 @@ class Engine:
         return encoder
 
     def freeze(self, groups: Collection[str]) -> None:
-        """Freeze the weights of these groups (see `optimizer.group_of`) from now on; their gradients are 0, in the norm too."""
+        """Freeze the weights of these groups (see `optimizer.group_of`); their gradients become 0, in the norm too."""
         self._frozen = {name for name in self.parameters if optimizers.group_of(name) in groups}
         self._frozen_groups = set(groups)
 

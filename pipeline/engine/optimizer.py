@@ -1,10 +1,10 @@
-"""AdamW and StableAdamW over parameter groups that stay the same through all phases: one per layer with decay and one without.
+"""AdamW and StableAdamW over parameter groups that are the same in all phases: one per layer with decay, one without.
 
 Weight decay is decoupled and multiplied by the learning rate, as in torch.optim.AdamW. The paper's Composer form,
 `p -= (lr / peak_lr) * 1e-5 * p`, is the same with weight_decay = 1e-5 / 2e-4 = 0.05. Norms and biases have no decay.
 
-A frozen group has learning rate 0 and gradients of 0; `requires_grad` stays as it is. Without `requires_grad`, momentum and
-decay would go on moving the weights at stages 1 and 2, and stage 3 would crash.
+A frozen group has learning rate 0 and gradients of 0; `requires_grad` stays as it is. Without `requires_grad`, momentum
+and decay would go on moving the weights at stages 1 and 2, and stage 3 would crash.
 """
 
 import re
@@ -53,12 +53,13 @@ class StableAdamW(torch.optim.Optimizer):
 
     With bias-corrected moments m and v: rate = lr / max(1, RMS(g / max(sqrt(v), eps))), then
     p -= rate * (weight_decay * p + m / (sqrt(v) + eps)). The RMS is over a whole parameter; ZeRO's flat
-    partitions hold pieces of several, so the engine says which piece belongs to which (`pieces`) and sums over ranks (`reduce`).
+    partitions hold pieces of several, so the engine says which piece belongs to which (`pieces`) and sums over ranks
+    (`reduce`).
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        # From a flat tensor to its pieces (start, size, index of the parameter, its whole size) and its number of parameters.
+        # Of a flat tensor: pieces (start, size, parameter's index, parameter's whole size), and the number of parameters.
         self.pieces: Callable[[Tensor], tuple[list[Piece], int]] = lambda flat: (
             [(0, flat.numel(), 0, flat.numel())],
             1,

@@ -1,8 +1,8 @@
 """The encoder over packed documents: families, attention, loss, and Hugging Face folders in and out.
 
 It may import only `command_line`.
-It offers `Encoder`, `PackedBatch` and `attend`, on which scripts of others rely; and the loss that training wraps, the back
-ends and families by name, and the floating-point operations of a step.
+It offers `Encoder`, `PackedBatch` and `attend`, on which scripts of others rely; and the loss that training wraps, the
+back ends and families by name, and the floating-point operations of a step.
 """
 
 from pipeline.model.attention import BACKENDS, attend, available, describe, reference

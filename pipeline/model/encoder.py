@@ -24,9 +24,9 @@ REFUSED = "{rates}: dropout is refused unless it is asked for; set it to 0, or m
 class Encoder(nn.Module):
     """`encoder(batch, causal=...)` gives hidden states [T, D]; `encoder.logits(hidden)` gives [.., V].
 
-    With `vocab_multiple` the vocabulary's weights are padded to more than V rows, which suits some kernels. The padding rows
-    are zero, are never predicted (their logits count as minus infinity) and get no gradient, so that the loss and all else
-    are those of the unpadded model. A saved folder omits them.
+    With `vocab_multiple` the vocabulary's weights are padded to more than V rows, which suits some kernels. The padding
+    rows are zero, are never predicted (their logits count as minus infinity) and get no gradient, so that the loss and
+    all else are those of the unpadded model. A saved folder omits them.
     """
 
     def __init__(self, config: Config, attention: str = "auto", vocab_multiple: int | None = None) -> None:
@@ -55,7 +55,7 @@ class Encoder(nn.Module):
         return hidden[:tokens]
 
     def _dropout_keys(self, batch: PackedBatch) -> Tensor | None:
-        """Returns the batch's dropout keys, None where nothing is dropped; Failure where the config has dropout but the batch no keys."""
+        """Returns the batch's dropout keys, or None without dropout; Failure where the config has dropout but no keys."""
         rates = self.family.rates(self.config)
         if not self.training or not rates:
             return None

@@ -1,4 +1,4 @@
-"""Floating-point operations of a step, counted exactly from document lengths, windows, mask and labels; and the device's peak."""
+"""FLOPs of a step, counted exactly from document lengths, windows, mask and labels; and the device's peak."""
 
 import re
 import time
@@ -64,7 +64,7 @@ def peak_of(name: str) -> float | None:
 
 @cache
 def device_peak(device: torch.device) -> float | None:
-    """Returns the peak FLOP/s of a rank: a GPU's from the table (None where it lacks it), a CPU's measured by a matrix product."""
+    """Returns a rank's peak FLOP/s: a GPU's from the table (None: not in it), a CPU's measured by a matrix product."""
     if device.type == "cuda":
         return peak_of(torch.cuda.get_device_name(device))
     size = 1024

@@ -107,7 +107,7 @@ def some(names: list[str]) -> str:
 
 
 def from_config_fields(fields: dict[str, Any]) -> Config:
-    """Returns the config for a recipe's model.config, ModernBERT's unless it sets model_type; Failure names an unknown field."""
+    """Returns the config for a recipe's model.config, by default ModernBERT's; Failure names an unknown field."""
     kind = fields.get("model_type", "modernbert")
     if kind not in FAMILIES:
         raise Failure(f"model.config: model_type {kind!r} is none of {', '.join(FAMILIES)}")

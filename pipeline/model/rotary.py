@@ -22,7 +22,7 @@ class Rotation:
 
 
 def turn(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """Returns qkv [T, 3D] as [T, 3, N, H] with q and k rotated, v unchanged; computed in float32, returned in qkv's dtype.
+    """Returns qkv [T, 3D] as [T, 3, N, H] q and k rotated, v unchanged; computed in float32, returned in qkv's dtype.
 
     Overwrites qkv, except under torch.compile.
     """
@@ -36,7 +36,7 @@ def turn(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
 
 
 class _Turn(torch.autograd.Function):
-    """Rotates in place, since nothing else needs the projection's output: less memory and half the passes of the plain formula."""
+    """Rotates in place, since nothing else needs the input: less memory and half the passes of the plain formula."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:

@@ -1,7 +1,7 @@
 """How the ranks agree, and how an error on one of them ends all of them.
 
-Numbers on which the whole run decides (labels, tokens, stop requests) travel as CPU tensors over gloo and never wait for
-the device; gradients travel over whatever backend DeepSpeed uses.
+Numbers on which the whole run decides (labels, tokens, stop requests) travel as CPU tensors over gloo and never wait
+for the device; gradients travel over whatever backend DeepSpeed uses.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,12 +82,15 @@ class Agreement:
 
 
 def failures(problem: Exception | None) -> list[int]:
-    """Returns two flags to sum over the ranks: whether this rank has a problem, and whether it has one that will not pass."""
+    """Returns two flags to sum over the ranks: this rank has a problem, and it has one that will not pass."""
     return [int(problem is not None), int(problem is not None and not isinstance(problem, Passing))]
 
 
 def raise_together(problem: Exception | None, failed: int, lasting: int, what: str) -> None:
-    """Raise on all ranks where any failed to read `what`, always the same kind; `failed` and `lasting` are the summed `failures`."""
+    """Raise on all ranks where any failed to read `what`; the other ranks raise a failure of the same kind.
+
+    `failed` and `lasting` are the sums of `failures` over the ranks.
+    """
     if problem is not None:
         raise problem
     if failed:

@@ -48,7 +48,7 @@ def from_environment(environment: Mapping[str, str]) -> Ranks:
 
 
 def _tasks_here(environment: Mapping[str, str]) -> int | None:
-    """Returns the step's tasks on this node, from a list such as `4(x2),1`; SLURM sets SLURM_NTASKS_PER_NODE only on request."""
+    """Returns the step's tasks on this node, from lists such as `4(x2),1`; SLURM_NTASKS_PER_NODE is set only on request."""
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     counts = [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks) for _ in range(int(times or 1))]
     node = int(environment.get("SLURM_NODEID", "0"))

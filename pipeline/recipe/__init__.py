@@ -1,7 +1,7 @@
 """The recipe: one strict YAML file is one run.
 
-It may import `command_line`, `data_prep.rows` (what a URL is), and from `pipeline.model` and `pipeline.data` the names to choose from.
-It offers `Recipe` and `load`, the learning rate as a function of tokens, and the rules for what may change when a run resumes.
+It may import `command_line`, `data_prep.rows`, and from `pipeline.model` and `pipeline.data` the names to choose from.
+It offers `Recipe` and `load`, the learning rate as a function of tokens, and what may change when a run resumes.
 """
 
 from pipeline.recipe.changes import first_difference, numbers

@@ -53,7 +53,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def parse(tree: Any, folder: Path, source: str) -> Recipe:
-    """Returns the recipe from plain values, with paths resolved against `folder`; a UsageError names the key and the remedy."""
+    """Returns the recipe from plain values, paths resolved against `folder`; a UsageError names the key and the remedy."""
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The learning rate: a pure function of tokens, written into the optimizer every step and never restored from a checkpoint."""
+"""The learning rate: a pure function of tokens, written into the optimizer every step and never restored."""
 
 import math
 

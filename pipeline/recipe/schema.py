@@ -1,7 +1,7 @@
 """The recipe: one YAML file is one run. Strict: an unknown key, an impossible value or an option without effect is an error.
 
-The rest of the pipeline sees only `Recipe`, which `file.load` reads. Token counts are in tokens; learning rates are those
-that the optimizer uses.
+The rest of the pipeline sees only `Recipe`, which `file.load` reads. Token counts are in tokens; learning rates are
+those that the optimizer uses.
 """
 
 import difflib

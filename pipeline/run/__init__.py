@@ -4,7 +4,7 @@ It may import every other room of `pipeline`, and `data_prep.rows`; the commands
 It offers the classes and functions that `train.py` is written in, and the checks that `plan.py` makes before a run.
 """
 
-from pipeline.run.checks import check_fit, compatible, open_streams, random_config
+from pipeline.run.checks import check_fit, check_tokenizer, compatible, open_streams, random_config
 from pipeline.run.faults import explain
 from pipeline.run.folder import RunFolder, last_checkpoint
 from pipeline.run.node_cache import JobCache, look_ahead
@@ -22,6 +22,7 @@ __all__ = [
     "StopRequests",
     "assemble",
     "check_fit",
+    "check_tokenizer",
     "compatible",
     "enter_phase",
     "explain",

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from command_line import Failure, UsageError
-from data_prep.rows import Rows, TokenizerInfo
+from data_prep.rows import Rows, TokenizerInfo, tokenizer_digest
 from pipeline.data import MixedRows, Vocabulary
 from pipeline.model import REFUSED, Config, family_of, from_config_fields
 from pipeline.recipe import OwnData, Recipe, Sources, frozen_groups, locations
@@ -44,6 +44,18 @@ def compatible(everything: list[Rows]) -> Vocabulary:
                 f"({first.digest[:12]}, {digest[:12]}): build one of them again"
             )
     return Vocabulary.from_manifest(first)
+
+
+def check_tokenizer(rows: TokenizerInfo, folder: Path, whose: str, name: str) -> None:
+    """Failure where `folder` holds another tokenizer than the rows'. `name` is what --tokenizer would be given."""
+    if not (folder / "tokenizer.json").is_file():
+        return
+    found = tokenizer_digest(folder)
+    if found != rows.digest:
+        raise Failure(
+            f"the rows' tokenizer ({rows.digest[:12]}) is not {whose}'s ({found[:12]}): "
+            f"build the rows again with --tokenizer {name}"
+        )
 
 
 def random_config(recipe: Recipe, tokenizer: TokenizerInfo) -> Config:

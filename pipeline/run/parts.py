@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from command_line import Failure
-from data_prep.rows import TOKENIZER, Rows, tokenizer_digest
+from data_prep.rows import TOKENIZER, Rows
 from pipeline.data import Loader
 from pipeline.engine import Checkpoint, Engine, resolve_precision
 from pipeline.model import WEIGHTS, Encoder, describe, local_folder, with_backend
 from pipeline.ranks import Agreement
 from pipeline.recipe import Recipe
-from pipeline.run.checks import check_fit, compatible, open_streams, random_config
+from pipeline.run.checks import check_fit, check_tokenizer, compatible, open_streams, random_config
 from pipeline.run.folder import RunFolder, last_checkpoint
 from pipeline.run.lineage import run_facts
 from pipeline.run.node_cache import JobCache, look_ahead
@@ -65,7 +64,7 @@ def assemble(
             folder.record_start(recipe, agreement.ranks, device, attention, [stream.digest for stream in streams])
             folder.clear_stop()
             if encoder.initialised:
-                print(f"initialised, for the model has none: {', '.join(encoder.initialised)}", flush=True)
+                print(f"initialised, because the model lacks them: {', '.join(encoder.initialised)}", flush=True)
 
     agreement.together(record)
     batch, skip = recipe.batch, recipe.faults.skip_rows
@@ -90,9 +89,7 @@ def _encoder(
     if start is not None:
         # `enter_phase` loads the weights later.
         encoder = Encoder(start.config, recipe.model.attention, multiple)
-        ours = tokenizer_digest(start.folder / TOKENIZER)
-        if ours != tokenizer.digest:
-            raise Failure(f"the rows' tokenizer ({tokenizer.digest[:12]}) is not start.checkpoint's ({ours[:12]})")
+        check_tokenizer(tokenizer, start.folder / TOKENIZER, "start.checkpoint", str(start.folder / TOKENIZER))
         init: dict[str, Any] = start.state.facts["init"]
     elif recipe.model.init is None:
         config = random_config(recipe, tokenizer)
@@ -101,13 +98,7 @@ def _encoder(
     else:
         folder = local_folder(recipe.model.init, recipe.model.revision)
         encoder = Encoder.from_pretrained(folder, recipe.model.attention, vocab_multiple=multiple)
-        if (folder / "tokenizer.json").is_file():
-            ours = tokenizer_digest(folder)
-            if ours != tokenizer.digest:
-                raise Failure(
-                    f"the rows' tokenizer ({tokenizer.digest[:12]}) is not the model's ({ours[:12]}): "
-                    f"build the rows again with --tokenizer {recipe.model.init}"
-                )
+        check_tokenizer(tokenizer, folder, recipe.model.init, recipe.model.init)
         name = None if Path(recipe.model.init).is_dir() else recipe.model.init
         init = {"name": name, "revision": recipe.model.revision, "weights_digest": _digest(folder / WEIGHTS)}
     check_fit(recipe, everything, encoder.config)

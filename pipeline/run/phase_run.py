@@ -108,7 +108,7 @@ class PhaseRun:
     def account(self, step: AgreedStep, rate: float, loss: float, grad_norm: float) -> None:
         """Account for a trained step: check its numbers, advance the state, write the log.
 
-        `loss` is the sum over this rank's labels. Raises a Failure where a number is not finite, unless such steps are skipped.
+        `loss` is the sum over this rank's labels. Failure where a number is not finite, unless such steps are skipped.
         """
         flops = float(step_flops(self.parts.engine.encoder.config, step.batches, self.objective.causal))
         loss, flops = self.agreement.sum_real([loss, flops])
@@ -164,7 +164,7 @@ class PhaseRun:
         return settings is not None and (self.finished or self.state.step % settings.every_steps == 0)
 
     def validation_missed(self) -> bool:
-        """Whether a due validation is not done: at a phase's start, or where a stop came between a step and its validation."""
+        """Whether a due validation is missing: at a phase's start, or where a stop came before a step's validation."""
         missed = self.agreement.leader_says(self.state.step not in self.log.validated_at)
         return missed and self.validation_due
 

@@ -27,7 +27,7 @@ class StopRequests:
         self._save = self._step = 0.0  # seconds of the slowest save and step so far
 
     def leave_time_for(self, *, save: float = 0.0, step: float = 0.0) -> None:
-        """Note the seconds of a save or a step. One slowest step, three slowest saves and SCRIPTS must fit before the job's end."""
+        """Note the seconds of a save or a step. One step, three saves and SCRIPTS must fit before the job's end."""
         self._save, self._step = max(self._save, save), max(self._step, step)
 
     def pending(self) -> bool:

@@ -1,4 +1,4 @@
-"""The commands that launch/ calls: `python -m pipeline.slurm submit | srun | begin | end`; each rule's file describes its output."""
+"""The commands of launch/: `python -m pipeline.slurm submit | srun | begin | end`; each rule's file says what it prints."""
 
 import sys
 

@@ -1,11 +1,11 @@
 """Decides what a SLURM job does next; launch/phase.sh asks before and after the ranks run.
 
-    python -m pipeline.slurm begin RUN PHASE      prints go | done | stopped; exit 1 after too many attempts without progress
+    python -m pipeline.slurm begin RUN PHASE      prints go | done | stopped; exit 1 after too many without progress
     python -m pipeline.slurm end RUN PHASE CODE   prints done | again | stopped | failed; CODE is srun's
 
-srun's exit code alone does not suffice: it is the highest among the tasks, and a task that is killed while its neighbours
-leave changes it. DONE, RUN/STOP and the records of this start (`RunFolder.mark_stopped`, `mark_failed`) decide: the job
-goes on after a stop, and after a failure that may pass (`command_line.Passing`). No torch is imported.
+srun's exit code alone does not suffice: it is the highest among the tasks, and a task that is killed while its
+neighbours leave changes it. DONE, RUN/STOP and this start's records (`RunFolder.mark_stopped`, `mark_failed`) decide:
+the job goes on after a stop, and after a failure that may pass (`command_line.Passing`). No torch is imported.
 """
 
 import json
@@ -27,7 +27,7 @@ def begin(folder: Path, phase: str, environment: Mapping[str, str]) -> str:
     """Count this attempt. Returns "go", or "done" or "stopped" where there is nothing to do; Failure past the limit."""
     if (folder / phase / "DONE").exists():
         return "done"
-    # launch/submit, or an earlier start of this job, has removed any old STOP: one that is here now came while the job waited.
+    # launch/submit, or an earlier start of this job, has removed any old STOP: this one came while the job waited.
     cleared = any(environment.get(name) for name in (STOP_CLEARED, "CLM_DETOUR_CHAIN"))
     if cleared or environment.get("SLURM_RESTART_COUNT", "0") != "0":
         if (folder / "STOP").exists():

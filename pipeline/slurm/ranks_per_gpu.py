@@ -15,7 +15,7 @@ from command_line import Failure, Parser, UsageError
 
 
 def planned(options: Sequence[str]) -> tuple[int, list[str]]:
-    """Returns the number of ranks of a job with these sbatch options (the last of each counts), and the options it still needs."""
+    """Returns the ranks of a job with these sbatch options (the last of each counts), and the options it still needs."""
     parser = Parser(prog="sbatch", add_help=False, allow_abbrev=False)
     parser.add_argument("-N", "--nodes", default="1")
     parser.add_argument("-n", "--ntasks", type=int)

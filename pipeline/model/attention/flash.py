@@ -18,7 +18,7 @@ from pipeline.model.attention.backend import Backend
 def kernel() -> tuple[int, Callable[..., Any]]:
     """Returns generation and function of the newest flash-attn installed that trains on this GPU.
 
-    Generation 3 is for Hopper alone; 4 has no variable-length backward on Hopper, only on datacenter Blackwell; 2 runs on all.
+    Generation 3 is for Hopper only; 4 has a variable-length backward only on datacenter Blackwell; 2 runs on all.
     """
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     modules = {4: "flash_attn.cute", 3: "flash_attn_interface", 2: "flash_attn"}

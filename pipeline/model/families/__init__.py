@@ -1,6 +1,6 @@
 """The families of encoders that we train: one file each, and one line each in `FAMILIES`, by config.model_type.
 
-A family may import attention, packed batches, rotary positions and dropout; the encoder and `hugging_face` import the families.
+A family may import attention, packed batches, rotary positions and dropout; the encoder and the folders import it.
 It offers the table `FAMILIES`, `family_of` a config, and the type of a config.
 """
 

@@ -13,9 +13,9 @@ Config = Any  # transformers' config of the family; transformers 4 and 5 name th
 class Family:
     """One family. Modules and weights go by their names in Hugging Face's masked language model.
 
-    The trunk's `forward(batch, causal, backend, keys, recompute)` returns hidden states [T, D]. `backend` is a name that
-    `attend` knows, `keys` [T] are the dropout keys or None, `recompute` asks for activation checkpointing. Its `layers` have
-    `before` and `after`, functions of tensors before and after the attention, which may be compiled.
+    The trunk's `forward(batch, causal, backend, keys, recompute)` returns hidden states [T, D]. `backend` is a name
+    that `attend` knows, `keys` [T] are the dropout keys or None, `recompute` asks for activation checkpointing. Its
+    `layers` have `before` and `after`, functions of tensors before and after the attention, which may be compiled.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""ModernBERT (arXiv 2412.13663): its configs as transformers 4 and 5 write them, and its modules under Hugging Face's names.
+"""ModernBERT (arXiv 2412.13663): its configs of transformers 4 and 5, and its modules under Hugging Face's names.
 
 transformers 4 says `global_attn_every_n_layers`, `global_rope_theta`, `local_rope_theta`; transformers 5 says `layer_types`
 and `rope_parameters`. Both kinds are read, and completed so that the fields of both versions agree.
@@ -66,14 +66,15 @@ def _is_default_rope(parameters: Any) -> bool:
 
 
 def supported(config: Config) -> Config:
-    """Complete and return the config; Failure names a field that our encoder or one version of transformers does not support.
+    """Complete and return the config; Failure names a field that our encoder or a version of transformers lacks.
 
-    Completion makes the fields of both versions agree: transformers 4 ignores those of 5, and would build another model.
+    Completion makes the fields of both versions agree: transformers 4 ignores those of 5 and would build another model.
     """
     if config.attention_dropout:
         raise Failure(
-            f"config.attention_dropout is {config.attention_dropout}: attention kernels draw it themselves, whatever the "
-            "place in the row stream, so that no run could be repeated; set it to 0 (embedding_dropout and mlp_dropout can be had)"
+            f"config.attention_dropout is {config.attention_dropout}: attention kernels draw it themselves, "
+            "independent of the row stream, so that no run could be repeated; set it to 0 (embedding_dropout and "
+            "mlp_dropout are supported)"
         )
     for name in DROPOUT:
         if not 0 <= getattr(config, name) < 1:
@@ -98,7 +99,7 @@ def supported(config: Config) -> Config:
     )
     if len(getattr(config, "layer_types", None) or types) != layers or every is None:
         raise Failure(
-            "config.layer_types must be full_attention at every n-th layer from layer 0, and of num_hidden_layers"
+            "config.layer_types must be full_attention at every n-th layer from layer 0, num_hidden_layers in all"
         )
     thetas = {kind: rope_theta(config, kind == FULL) for kind in (FULL, SLIDING)}
     config.layer_types = types
@@ -243,7 +244,7 @@ def layer_weights(config: Config) -> int:
 
 
 def spread(config: Config, name: str) -> tuple[float, float]:
-    """Returns standard deviation and cutoff as in transformers: truncated normal, on outputs the smaller the deeper the model."""
+    """Returns standard deviation and cutoff as in transformers: truncated normal, smaller on outputs of deep models."""
     std = config.initializer_range
     if name.endswith(("Wo.weight", "dense.weight", "decoder.weight")):
         std /= math.sqrt(2.0 * config.num_hidden_layers)
