@@ -15,13 +15,13 @@ set +u # modules and conda use variables that are not set
 # source "$HOME/miniforge3/etc/profile.d/conda.sh" && conda activate clm-detour && PYTHON=python
 #
 set -u
-# c) A container (launch/container.def): set CONTAINER to the image; what it is told stands in 3.
+# c) A container (launch/container.def): set CONTAINER to the image; its options are in section 3.
 
 # The project is used from its folder, installed or not.
 export PYTHONPATH="$CLM_DETOUR${PYTHONPATH:+:$PYTHONPATH}"
 
-# 2. Files. SCRATCH: the big, fast file system; home quotas are small. Node-local disk (SLURM_TMPDIR) is best for the cache.
-# CLM_DETOUR_SCRATCH overrides.
+# 2. Files. SCRATCH is the big, fast file system; home quotas are small. Node-local disk (SLURM_TMPDIR) suits the
+# cache best. CLM_DETOUR_SCRATCH overrides both.
 CLM_DETOUR_SCRATCH="${CLM_DETOUR_SCRATCH:-${SLURM_TMPDIR:-${SCRATCH:-/tmp}}}"
 if [ -n "${SLURM_JOB_ID:-}" ]; then
     # A folder of the job's own on each node, made and removed by launch/scratch.sh.
@@ -40,8 +40,8 @@ export HF_HUB_DISABLE_TELEMETRY=1
 # 3. The container: words put before each command.
 IN_ENV=()
 if [ -n "${CONTAINER:-}" ]; then
-    # --nv: the GPUs. exec, not run: signals reach Python itself. A folder can be bound only where it is. Add what the recipe
-    # names besides (rows, a model).
+    # --nv gives access to the GPUs. With exec (not run), signals reach Python itself. Bind only existing folders.
+    # Add the other folders that the recipe names (rows, a model).
     bound=("$CLM_DETOUR" "${RUN_DIR:-$CLM_DETOUR}" "$CLM_DETOUR_SCRATCH" "${SCRATCH:-/tmp}" "$HF_HOME")
     mkdir -p "${RUN_DIR:-$CLM_DETOUR}" "$HF_HOME"
     IN_ENV=(apptainer exec --nv "${bound[@]/#/--bind=}" "$CONTAINER")
@@ -51,7 +51,7 @@ elif ! command -v "$PYTHON" >/dev/null; then
     exit 1
 fi
 
-# in_env [LAUNCHER...] -- COMMAND...: COMMAND in that environment, by LAUNCHER where there is one (srun and its options).
+# in_env [LAUNCHER...] -- COMMAND...: run COMMAND in that environment, through LAUNCHER if given (srun and its options).
 in_env() {
     local launcher=()
     while [ "$1" != -- ]; do
@@ -62,10 +62,10 @@ in_env() {
     "${launcher[@]}" "${IN_ENV[@]}" "$@"
 }
 
-# 4. Threads, in a job: the data loader and gloo want some; 1 where SLURM does not say. Not on the login node, where it does not
-# say either: jobs would inherit that 1.
+# 4. Threads, only in a job: the data loader and gloo need some; 1 where SLURM sets no number. Not on the login node,
+# where SLURM sets none either: jobs would inherit that 1.
 if [ -n "${SLURM_JOB_ID:-}" ]; then export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"; fi
-# Since SLURM 22.05 srun does not take --cpus-per-task over from sbatch.
+# Since SLURM 22.05, srun no longer inherits --cpus-per-task from sbatch.
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi
 
 # 5. NCCL and DeepSpeed.

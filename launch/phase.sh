@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# One phase of a run, from a batch script that has set PHASE, RECIPE, RUN_DIR and CLM_DETOUR; it ends the job.
+# Trains one phase of a run. A batch script sets PHASE, RECIPE, RUN_DIR and CLM_DETOUR and sources it; it ends the job.
 #
-# The job's exit code: 0 the phase is DONE, or a successor takes over; 75 stopped by RUN/STOP; anything else failed, which
-# cancels the jobs that wait for it (afterok). A run that stopped early for any other reason queues itself again.
+# The job's exit code: 0, the phase is DONE, or a successor takes over; 75, stopped by RUN/STOP; any other, failed,
+# which cancels the jobs that wait for it (afterok). A run that stopped early for any other reason queues itself again.
 set -euo pipefail
 
 mkdir -p "$RUN_DIR/logs"
@@ -15,14 +15,14 @@ echo "phase $PHASE: job $SLURM_JOB_ID, start $((restart + 1)), $SLURM_JOB_NUM_NO
 
 attempts() { in_env -- "$PYTHON" -m pipeline.slurm "$@"; }
 
-end_of_time() { # of this job, in seconds since 1970; SLURM before 23.02 does not tell the job
+end_of_time() { # of this job, in seconds since 1970; SLURM before 23.02 does not tell it to the job
     local left
     left="$(SLURM_TIME_FORMAT=standard squeue -h -j "$SLURM_JOB_ID" -o %e 2>/dev/null || true)"
     case "$left" in "" | N/A | UNLIMITED) ;; *) date -d "$left" +%s ;; esac
 }
 
 on_every_node() { # COMMAND...
-    # TMPDIR is what it makes or removes. A step that SLURM cannot start must not hold up the job (after a node's failure it may).
+    # COMMAND makes or removes TMPDIR. A step that SLURM cannot start (a node failed) must not hold up the job.
     TMPDIR=/tmp timeout -k 10 "$HELPER_LIMIT" srun --overlap --nodes="$SLURM_JOB_NUM_NODES" \
         --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 "$@"
 }
@@ -34,7 +34,7 @@ shown() { # FIELD of `scontrol show job`, empty where it is not set
     sed -n "s/^\(.* \)\?$1=\(\S*\).*/\2/p" <<<"$job" | sed '/^(null)$/d'
 }
 
-options_of_this_job() { # one a line; what sbatch's command line and the script's own lines have asked for
+options_of_this_job() { # one per line: what sbatch's command line and the script's own lines have asked for
     local option variable value
     echo --no-requeue
     if [ "$(shown OverSubscribe)" = NO ]; then echo --exclusive; fi
@@ -74,14 +74,14 @@ END
     done
 }
 
-# Where requeueing is forbidden: submit the same again, and let what waits for this job wait for that one. Each step that
-# fails is an error of the whole: were it not, this job would end with 0 and release what waits for the phase.
-# `set -e` is off in here, for the function's result is tested.
+# Where requeueing is forbidden: submit the same job again, and make the jobs that wait for this one wait for that.
+# If a step fails, the function fails: otherwise this job would end with 0 and release the jobs that wait for the phase.
+# `set -e` is off in here, because the caller tests the function's result.
 successor() {
     local job options=() new log waiting other variable
     job="$(scontrol -o show job "$SLURM_JOB_ID")" || return 1
     log="$(shown StdOut)" && [ -n "$log" ] || return 1
-    # One option a line, as launch/submit got them, or as SLURM tells them.
+    # One option per line, as launch/submit got them, or as SLURM tells them.
     mapfile -t options <<<"${CLM_DETOUR_OPTIONS:-$(options_of_this_job)}"
     scontrol write batch_script "$SLURM_JOB_ID" "$RUN_DIR/logs/successor.sbatch" >/dev/null || return 1
     new="$(
@@ -114,7 +114,7 @@ again() { # ends this job: it is queued again, or another takes over, or it fail
             sleep 60 # SLURM ends this script meanwhile, and queues the job again
             exit 75
         fi
-        # Only where SLURM says that this job may not be requeued: a controller that is busy may have heard us all the same.
+        # Only where SLURM says that this job may not be requeued: a busy controller may have heard us after all.
         if scontrol -o show job "$SLURM_JOB_ID" | grep '\bRequeue=0\b' >/dev/null; then
             if successor; then exit 0; fi
             break
@@ -129,7 +129,7 @@ again() { # ends this job: it is queued again, or another takes over, or it fail
 grep -qsxF "$PHASE $SLURM_JOB_ID" "$RUN_DIR/logs/jobs" || echo "$PHASE $SLURM_JOB_ID" >>"$RUN_DIR/logs/jobs"
 
 verdict="$(attempts begin "$RUN_DIR" "$PHASE")" || exit 1
-export CLM_DETOUR_STOP_CLEARED=1 # what `begin` has left or what comes now is a request to this run: no rank may remove it
+export CLM_DETOUR_STOP_CLEARED=1 # a STOP that `begin` left, or that comes now, is for this run: no rank may remove it
 case "$verdict" in
 done)
     echo "phase $PHASE is done already"

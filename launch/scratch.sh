@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # One node's scratch folder of a job: `scratch.sh make LIVE_JOBS...` or `scratch.sh remove`. phase.sh runs it on every node.
 #
-# LIVE_JOBS are the ids of this user's jobs in the queue. Folders of earlier jobs that are not among them are left over (a node
-# that failed, a SIGKILL) and hold text that may not stay: they are removed. A later job's is left alone, for it may have
-# started after that list was made; another cluster's too, for its name differs.
+# LIVE_JOBS are the ids of this user's jobs in the queue. Folders of earlier jobs that are not among them are leftovers
+# (of a node that failed, of a SIGKILL) and hold text that must not stay: they are removed. A later job's folder stays,
+# because the job may have started after that list was made; so does another cluster's, whose name differs.
 set -euo pipefail
 : "${JOB_SCRATCH:?}"
 case "${1:-}" in

@@ -62,7 +62,7 @@ class LabelledRow:
 def generator(seed: int, label: str, position: int) -> np.random.Generator:
     """Returns the generator of a row's masks, a pure function of (seed, phase, position in the row stream).
 
-    Masks are therefore the same on any rank or worker, in any micro-batch and after a resume; a later epoch draws new ones.
+    Masks are therefore the same on any rank or worker, in any micro-batch, after a resume; a later epoch draws new ones.
     """
     phase = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, phase, position])))

@@ -36,7 +36,7 @@ def start_processes(ranks: Ranks, device: torch.device) -> None:
     # DeepSpeed calls collectives by names that torch has renamed.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # DeepSpeed would compile its kernel for CPU inference at every first start and hold 69 MB of shared memory per rank.
+    # DeepSpeed would compile its kernel for CPU inference at every first start and take 69 MB of shared memory a rank.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if device.type == "cuda":
         torch.cuda.set_device(device)

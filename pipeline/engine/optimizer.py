@@ -59,7 +59,7 @@ class StableAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        # Of a flat tensor: pieces (start, size, parameter's index, parameter's whole size), and the number of parameters.
+        # Of a flat tensor: pieces (start, size, parameter's index, parameter's whole size), and how many parameters.
         self.pieces: Callable[[Tensor], tuple[list[Piece], int]] = lambda flat: (
             [(0, flat.numel(), 0, flat.numel())],
             1,

@@ -1,6 +1,6 @@
 """Decides what a SLURM job does next; launch/phase.sh asks before and after the ranks run.
 
-    python -m pipeline.slurm begin RUN PHASE      prints go | done | stopped; exit 1 after too many without progress
+    python -m pipeline.slurm begin RUN PHASE      prints go | done | stopped; exit 1 after too many futile attempts
     python -m pipeline.slurm end RUN PHASE CODE   prints done | again | stopped | failed; CODE is srun's
 
 srun's exit code alone does not suffice: it is the highest among the tasks, and a task that is killed while its

@@ -69,7 +69,7 @@ def test_twins_see_the_same_rows(recipe: Write, tmp_path: Path) -> None:
 
 
 def test_branches_from_points_of_another_run(recipe: Write, tmp_path: Path) -> None:
-    """Several decays from one CLM phase; branched at its end, a decay is the decay of the run itself."""
+    """Several decays from one CLM phase; a decay branched at its end equals the decay of the run itself."""
     base = tmp_path / "base"
     points = {"checkpoints__keep_at_tokens": [4000], "checkpoints__export_at_tokens": [8000], "checkpoints__keep": 1}
     train(2, tmp_path / "log", recipe(**points, checkpoints__every_steps=2), "--run-dir", base)

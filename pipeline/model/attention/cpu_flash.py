@@ -68,8 +68,8 @@ class _Local(torch.autograd.Function):
     """Blocks of B queries against windows of 2B keys that start w before the block, over the whole packed batch.
 
     With B = 2w (bidirectional) the window holds exactly the block's own keys and w on each side; with B = w (causal),
-    the block's own and w on the left. Windows i and i+2 touch without overlapping: the gradients of the even windows tile
-    the keys, those of the odd windows tile them again one block later, and the sum of both is the whole gradient.
+    the block's own and w on the left. Windows i and i+2 touch without overlapping: the gradients of the even windows
+    tile the keys, those of the odd windows tile them again one block later, and their sum is the whole gradient.
     Keys of other documents get -inf: their weight is exactly 0, so that documents stay isolated bit by bit.
     """
 
@@ -118,7 +118,7 @@ def _merge(x: Tensor, block: int) -> Tensor:
 
 
 def _window_mask(cu_seqlens: Tensor, total: int, block: int, blocks: int, causal: bool, w: int) -> Tensor:
-    """Returns [blocks, 1, B, 2B] float32: 0 where the query sees the key, else -inf. Padding sees padding: no row is empty."""
+    """Returns [blocks, 1, B, 2B] float32: 0 where the query sees the key, else -inf. Padding sees padding."""
     lengths = cu_seqlens.diff().long()
     document = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     of_query = F.pad(document, (0, blocks * block - total), value=-1).unflatten(0, (blocks, block))

@@ -8,7 +8,7 @@ VOCABULARY = Vocabulary(size=1000, special=(0, 1, 2, 3, 999), mask=3)
 
 
 def row(*lengths: int, seed: int = 0) -> Row:
-    """Documents of these lengths, [CLS]=0 first and [SEP]=1 last where there is room."""
+    """Returns a row of documents of these lengths, [CLS]=0 first and [SEP]=1 last where there is room."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(4, 999, sum(lengths)).astype(np.uint16)
     ends = np.cumsum(lengths)

@@ -82,7 +82,7 @@ def sgd(parameters: Any, settings: Any, fused: bool) -> torch.optim.Optimizer:
 def plain(
     clip: float | None, kind: str, rate: float, half: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights after the steps, and the gradient norms before clipping."""
+    """Returns the weights after the steps, and the gradient norms before clipping."""
     encoder = Encoder.random(config(), 3, "sdpa")
     if half:  # bf16 weights, gradients and moments: what "plain bf16" means
         encoder = encoder.to(torch.bfloat16)
@@ -114,7 +114,7 @@ def plain(
 def _steps(
     out: str, per_device: int, clip: float | None, deepspeed: str, precision: str, kind: str, rate: float
 ) -> int:
-    """On each rank: the same steps by the engine; rank 0 keeps the weights and norms."""
+    """Run the same steps by the engine on each rank; rank 0 keeps the weights and norms."""
     import os
 
     from pipeline.engine import Engine, start_processes
@@ -206,7 +206,7 @@ def test_parity_of_stable_adamw(tmp_path: Path, stage: int, world: int) -> None:
     ("stage", "precision"), [(1, "bf16"), (2, "bf16"), (3, "bf16"), (1, "bf16_autocast"), (3, "bf16_autocast")]
 )
 def test_bf16_is_at_most_twice_as_far_off_as_plain_bf16(tmp_path: Path, stage: int, precision: str) -> None:
-    """Against float32, by the root mean square over all weights; accumulation over 4 micro-batches on 2 ranks."""
+    """Error against float32, as root mean square over all weights; accumulation over 4 micro-batches on 2 ranks."""
     exact, _ = plain(None, "adamw", 1e-3)
     plain_half, _ = plain(None, "adamw", 1e-3, half=True)
     ours, _ = by_engine(tmp_path, 2, stage=stage, per_device=1, clip=None, kind="adamw", rate=1e-3, precision=precision)

@@ -49,7 +49,7 @@ class Place:
         return attend(*x, cu, longest, causal=causal, half_window=window, backend=self.backend)
 
     def same_gradients(self, a: Tensor, b: Tensor) -> bool:
-        """Bit by bit on a CPU; a GPU's backward adds in any order."""
+        """Equal bit by bit on a CPU; a GPU's backward adds in any order."""
         return torch.equal(a, b) if self.device.type == "cpu" else error(a, b) < 1e-2
 
 
@@ -270,7 +270,7 @@ def test_a_local_layer_costs_the_same_per_token_at_any_length() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("window", "size"), [(None, 64), (64, 64), (1, 32), (33, 96), (100, 128)])
 def test_gpu_kernels(backend: str, causal: bool, window: int | None, size: int) -> None:
-    """Of any window and head size: at most twice the error of the plain bf16 attention."""
+    """For any window and head size, the error is at most twice that of the plain bf16 attention."""
     half, cu = (place := Place(backend)).inputs(LENGTHS, size)
     exact = [t.detach().float().requires_grad_() for t in half]
     truth = reference(*exact, cu, 700, causal, window)
@@ -315,7 +315,7 @@ def test_auto_on_a_gpu_without_kernels_says_what_to_install(monkeypatch: pytest.
 def test_the_newest_flash_attn_is_called_as_its_generation_wants(
     installed: set[int], capability: int, generation: int | None, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With stand-ins for the packages, which cannot run here: who is chosen, and which mask it is told."""
+    """With stand-ins for the packages, which cannot run here: the right one is chosen and gets the right mask."""
     calls: list[dict[str, Any]] = []
     names = {2: "flash_attn", 3: "flash_attn_interface", 4: "flash_attn.cute"}
 

@@ -257,7 +257,7 @@ def test_bf16_errs_at_most_twice_as_much_as_the_plain_bf16(
 
 
 def test_norms_compute_in_float32_under_bf16() -> None:
-    """What bf16 cannot hold in its sums: 256 values of 1 beside a large one."""
+    """A sum in bf16 cannot hold 256 values of 1 beside a large one."""
     norm = torch.nn.LayerNorm(4096, bias=False)
     x = (torch.randn(64, 4096) * 3 + 20).bfloat16()
     exact = norm(x.float())
@@ -403,7 +403,7 @@ def test_an_unknown_back_end_is_refused() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_on_a_gpu(backend: str, causal: bool, compiled: bool) -> None:
-    """bf16 hidden states and gradients near the CPU's in float32; no step of it waits for the device."""
+    """bf16 hidden states and gradients near the CPU's in float32; no part of it waits for the device."""
     device = torch.device("cuda")
     try:
         attention.available(backend, device, 16)

@@ -37,7 +37,7 @@ def test_step_equals_what_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(attention.BACKENDS, "sdpa", Backend(plain))
     encoder = Encoder.random(config(global_attn_every_n_layers=1), seed=0, attention="sdpa")
     batch = labelled(documents((5, 30, 70)))
-    # The counter knows addmm and not its form in place, which the loss sums its weight gradient with.
+    # The counter knows addmm, but not its in-place form, by which the loss sums its weight gradient.
     in_place = {torch.ops.aten.addmm_: lambda _, a, b, **more: 2 * a[0] * a[1] * b[1]}
     with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         LossModel(encoder)(batch, causal=False).backward()

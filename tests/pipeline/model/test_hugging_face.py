@@ -32,7 +32,7 @@ def as_5_writes_it(folder: Path, types: list[str], thetas: dict[str, float]) -> 
 
 
 def test_config_of_transformers_5(tmp_path: Path) -> None:
-    """Fields that 4.57 does not know decide the model; what we save from it says the same in both languages."""
+    """Fields that 4.57 does not know decide the model; what we save from it says the same to both versions."""
     model = theirs(config(global_attn_every_n_layers=2, global_rope_theta=5_000.0, local_rope_theta=300.0))
     model.save_pretrained(tmp_path / "five")
     as_5_writes_it(tmp_path / "five", [FULL, SLIDING, FULL, SLIDING], {FULL: 5_000.0, SLIDING: 300.0})
@@ -58,7 +58,7 @@ def test_config_of_transformers_4_gains_the_fields_of_5(every: int, local: float
     assert saved["layer_types"] == [SLIDING if i % every else FULL for i in range(4)]
     assert saved["rope_parameters"][SLIDING]["rope_theta"] == (160_000.0 if local is None else local)
     assert saved["rope_parameters"][FULL]["rope_theta"] == 160_000.0
-    # transformers 5 turns by local_rope_theta where it is written, and could not by null.
+    # transformers 5 rotates by local_rope_theta where it is written, and cannot by null.
     assert saved["local_rope_theta"] == (160_000.0 if local is None else local)
     assert saved["architectures"] == ["ModernBertForMaskedLM"]
     assert "_name_or_path" not in saved
@@ -152,7 +152,7 @@ def test_padding_stays_zero_in_training_and_leaves_the_export(folder: Path, tmp_
 
 
 def test_a_run_with_padding_is_the_run_without(recipe: Callable[..., Path], tmp_path: Path) -> None:
-    """By the recipe's key: the same metrics of both phases, and an export of the vocabulary's own size."""
+    """With model.vocab_multiple: the same metrics of both phases, and an export of the vocabulary's own size."""
     for name, multiple in (("plain", None), ("padded", 256)):
         train(1, tmp_path / "log", recipe(model__vocab_multiple=multiple), "--run-dir", tmp_path / name)
     for phase in ("clm", "mlm_decay"):

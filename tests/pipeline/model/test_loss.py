@@ -103,13 +103,13 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def test_extra_memory_stays_below_256_mib() -> None:
-    """Of 8,192 labels and 50,368 classes, whose logits would be 1,574 MiB; gradients included."""
+    """For 8,192 labels and 50,368 classes, gradients included; whole logits would take 1,574 MiB."""
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, cwd=ROOT)
     assert int(done.stdout) < 256
 
 
 def test_without_gradients_none_are_computed() -> None:
-    """In a validation: neither time nor memory for them."""
+    """A validation spends neither time nor memory on them."""
     hidden, weight, bias, target = inputs(50)
     shapes: list[torch.Size] = []
 

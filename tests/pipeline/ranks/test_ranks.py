@@ -58,7 +58,7 @@ def test_the_meeting_place_of_a_slurm_step() -> None:
 
 
 def _agree() -> int:
-    """On each of 3 ranks; an assertion that fails ends the rank with another exit code."""
+    """Runs on each of 3 ranks; an assertion that fails ends the rank with another exit code."""
     import os
 
     from pipeline.engine import start_processes

@@ -161,7 +161,7 @@ def test_the_end_of_the_jobs_time_stops_the_run(recipe: Write, tmp_path: Path, m
 
 
 def _break(kind: str, at: int, argv: list[str]) -> int:
-    """Train, with something broken from the start of step `at` of the run on."""
+    """Train, with something broken from the start of step `at` of the run."""
     from command_line import block_stop_signals, run
     from pipeline import train as trainer
     from pipeline.engine import deepspeed_engine as engine
@@ -238,7 +238,7 @@ def test_a_step_that_is_not_finite_may_be_skipped(recipe: Write, tmp_path: Path,
 
 @pytest.mark.parametrize("at", [1, 5, 9])
 def test_a_stop_in_the_middle_of_a_validation(recipe: Write, tmp_path: Path, uninterrupted: Path, at: int) -> None:
-    """Of 5 rows in 3 batches under 2 objectives on 2 ranks: passes 1 to 4 at the start, then at step 5, then at the end."""
+    """One validation makes 4 passes (3 batches, 2 objectives, 2 ranks), at the start, at step 5 and at the end."""
     run = tmp_path / "run"
     results = broken(2, tmp_path, "stop in validation", at, recipe(), "--run-dir", run).wait()
     assert [result.code for result in results] == [75, 75], results[0].err

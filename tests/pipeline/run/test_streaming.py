@@ -172,7 +172,7 @@ def test_training_from_a_bucket_is_training_from_a_folder(
 
 
 def test_a_stop_in_the_middle_of_an_outage(streamed: Write, store: ObjectStore, tmp_path: Path) -> None:
-    """The server is gone; whoever asks the run to stop is heard at once, and nothing that was trained is lost."""
+    """The server is gone; a request to stop is heard at once, and nothing that was trained is lost."""
     limit = "300kb"  # of 0.7 MB, so that shards are fetched all the time
     path = streamed(data__cache_limit=limit, phases__0__tokens=20_000, batch={"rows": 4, "rows_per_device": 2})
     running = start(2, tmp_path / "log", path, "--run-dir", tmp_path / "run")
