@@ -144,7 +144,7 @@ def test_a_taken_port_is_tried_again(
     recipe: Write, tmp_path: Path, job: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        monkeypatch.setattr("pipeline.ranks.meeting_place.free_port", lambda: other.getsockname()[1])
+        monkeypatch.setattr("pipeline.ranks.free_port", lambda: other.getsockname()[1])
         (tmp_path / "run" / "logs").mkdir(parents=True)  # as launch/phase.sh does
         running = start(2, tmp_path / "log", recipe(), "--run-dir", tmp_path / "run")
         running.processes[0].join(60)
