@@ -18,6 +18,7 @@ class Case:
     female: bool
     disease: Disease
     symptoms: list[tuple[str, str]]  # (English, French with gender)
+    usual: list[tuple[str, str]]  # the first symptoms of the disease, whether the patient has them or not
     other: Disease  # considered and excluded
     absent: tuple[str, str]  # a symptom of `other` that the patient does not have
     background: Disease | None  # an older disease, under treatment
@@ -50,6 +51,7 @@ def draw_case(random: Random, world: list[Disease], words: dict[str, str]) -> Ca
         female=female,
         disease=disease,
         symptoms=[(symptom, words[symptom]) for symptom in told],
+        usual=[(symptom, words[symptom]) for symptom in disease.symptoms[:2]],
         other=other,
         absent=(absent, words[absent]),
         background=background,

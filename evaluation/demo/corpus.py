@@ -16,9 +16,8 @@ from typing import Any, BinaryIO
 
 from command_line import Failure, UsageError
 from evaluation.demo.case import draw_case
-from evaluation.demo.english import english
-from evaluation.demo.french import french
 from evaluation.demo.medical_facts import diseases, symptoms
+from evaluation.demo.writer import Writer
 
 SHORTEST, LONGEST = 60, 300  # words of a report
 
@@ -26,13 +25,14 @@ SHORTEST, LONGEST = 60, 300  # words of a report
 def documents(count: int, seed: int) -> Iterator[dict[str, str]]:
     """Yield `count` documents. Number i depends on `seed` and i only, so a larger corpus begins like a smaller one."""
     world, words = diseases(), symptoms()
+    writers = {lang: Writer(lang) for lang in ("en", "fr")}
     for number in range(count):
         random = Random(f"{seed} {number}")
         lang = random.choice(("en", "fr"))
         case = draw_case(random, world, words)
         text = ""
         while not SHORTEST <= len(text.split()) <= LONGEST:
-            text = english(case, random) if lang == "en" else french(case, random)
+            text = writers[lang].report(case, random)
         yield {"id": f"case-{number:06d}", "text": text, "lang": lang}
 
 

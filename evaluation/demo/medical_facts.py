@@ -1,7 +1,7 @@
 """The small medical world of the sample corpus: the symptoms, test, finding, drugs and laboratory value of each disease.
 
 The names are real generic names. Their combinations are simple, so that a small model can learn them; they are no source of
-medical knowledge. French words carry their gender as "f " or "m " (plural "fp ", "mp "); `french` makes articles from it.
+medical knowledge. French words carry their gender as "f " or "m " (plural "fp ", "mp "); `grammar` makes articles from it.
 """
 
 from dataclasses import dataclass
