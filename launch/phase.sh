@@ -13,7 +13,7 @@ export RECIPE RUN_DIR
 restart="${SLURM_RESTART_COUNT:-0}"
 echo "phase $PHASE: job $SLURM_JOB_ID, start $((restart + 1)), $SLURM_JOB_NUM_NODES nodes, $(date -u +%FT%TZ)"
 
-attempts() { in_env -- "$PYTHON" -m pipeline.slurm "$@"; }
+ask() { in_env -- "$PYTHON" -m pipeline.slurm "$@"; }
 
 end_of_time() { # of this job, in seconds since 1970; SLURM before 23.02 does not tell it to the job
     local left
@@ -128,7 +128,7 @@ again() { # ends this job: it is queued again, or another takes over, or it fail
 # launch/status shows the jobs of this file; launch/submit has written its own there.
 grep -qsxF "$PHASE $SLURM_JOB_ID" "$RUN_DIR/logs/jobs" || echo "$PHASE $SLURM_JOB_ID" >>"$RUN_DIR/logs/jobs"
 
-verdict="$(attempts begin "$RUN_DIR" "$PHASE")" || exit 1
+verdict="$(ask begin "$RUN_DIR" "$PHASE")" || exit 1
 export CLM_DETOUR_STOP_CLEARED=1 # a STOP that `begin` left, or that comes now, is for this run: no rank may remove it
 case "$verdict" in
 done)
@@ -144,7 +144,7 @@ esac
 if [ -z "${SLURM_JOB_GPUS:-}${SLURM_GPUS_ON_NODE:-}${CUDA_VISIBLE_DEVICES:-}" ]; then
     echo "no GPUs were asked for (--gpus-per-node): training on CPUs"
 fi
-step="$(in_env -- "$PYTHON" -m pipeline.slurm srun)" || exit 1
+step="$(ask srun)" || exit 1
 step_options=()
 if [ -n "$step" ]; then
     mapfile -t step_options <<<"$step"
@@ -167,7 +167,7 @@ if [ "$code" -eq 0 ]; then
 fi
 
 clean
-verdict="$(attempts end "$RUN_DIR" "$PHASE" "$code")"
+verdict="$(ask end "$RUN_DIR" "$PHASE" "$code")"
 case "$verdict" in
 done) exit 0 ;;
 stopped)

@@ -19,7 +19,7 @@ from transformers import AutoModelForMaskedLM
 from command_line import Failure, Parser, run
 from data_prep.rows import TOKENIZER
 from pipeline.engine import Checkpoint
-from pipeline.model import Encoder, PackedBatch, write_model
+from pipeline.model import Encoder, PackedBatch, family_of, write_model
 
 TOLERANCE = 1e-4  # largest difference of a float32 logit from transformers'
 
@@ -37,7 +37,7 @@ def export(checkpoint: Checkpoint, out: Path) -> Path:
         write_model(checkpoint.config, weights, aside)
         shutil.copytree(checkpoint.folder / TOKENIZER, aside, dirs_exist_ok=True)
         (aside / "lineage.json").write_text(json.dumps(lineage, indent=2) + "\n")
-        (aside / "README.md").write_text(model_card(lineage), encoding="utf-8")
+        (aside / "README.md").write_text(model_card(lineage, family_of(checkpoint.config).title), encoding="utf-8")
         check(aside)
         if out.exists():
             shutil.rmtree(out)
@@ -70,7 +70,7 @@ def check(folder: Path) -> None:
         raise Failure(f"the export's logits differ from transformers' by {difference:.2g}")
 
 
-def model_card(lineage: dict[str, Any]) -> str:
+def model_card(lineage: dict[str, Any], family: str) -> str:
     """Returns README.md for the hub: what was done, in numbers."""
     base = lineage["init"].get("name")
     card = lineage["card"]
@@ -88,7 +88,7 @@ def model_card(lineage: dict[str, Any]) -> str:
         "",
         f"# {lineage['name']}",
         "",
-        f"A ModernBERT encoder{f' adapted from {base}' if base else ''}, trained with {lineage['software']} "
+        f"A {family} encoder{f' adapted from {base}' if base else ''}, trained with {lineage['software']} "
         "(the CLM detour, arXiv 2605.12438: continue pretraining causally, then return to masked language modelling).",
         "",
         "| phase | objective | mask rate | tokens | steps | peak rate | shape | MLM loss, start to end | CLM loss, start to end |",

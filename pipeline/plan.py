@@ -186,7 +186,8 @@ def _model(recipe: Recipe, everything: list[Rows]) -> tuple[Config, str | None]:
         return random_config(recipe, tokenizer), None
     folder = local_folder(name, recipe.model.revision)
     config = read_config(folder)
-    check_tokenizer(tokenizer, folder, name, name)
+    if (folder / "tokenizer.json").is_file():
+        check_tokenizer(tokenizer, folder, name, name)
     commit = folder.name if folder.parent.name == "snapshots" and not Path(name).is_dir() else None
     return config, commit
 

@@ -78,6 +78,9 @@ def train_phase(recipe: Recipe, index: int, parts: Parts, agreement: Agreement, 
     """Train phase `index` from wherever it stands to its budget. Returns False where it stopped early, checkpoint saved."""
     phase, at = recipe.phases[index], recipe.checkpoints
     state = agreement.together(lambda: enter_phase(recipe, index, parts))
+    if state.step:
+        done = f"step {state.step:,}, {state.tokens:,} of {phase.tokens:,} tokens"
+        agreement.say(f"phase {phase.name} goes on at {done}")
     with PhaseRun(recipe, index, parts, agreement, stops, state) as training:
         if training.validation_missed():
             if not training.validate():

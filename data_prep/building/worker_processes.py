@@ -88,7 +88,11 @@ class _Pool:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            code = f"from data_prep.building.worker_processes import work; work({theirs.fileno()}, {os.getpid()})"
+            # Ctrl-C is the builder's to answer, also while the worker imports.
+            code = (
+                "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+                f"from data_prep.building.worker_processes import work; work({theirs.fileno()}, {os.getpid()})"
+            )
             here = str(Path(__file__).resolve().parents[2])
             path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
             process = subprocess.Popen(

@@ -42,7 +42,7 @@ class Document:
 
 
 class BrokenRecord(Failure):
-    """A record that ends the build. `slices.in_words` makes the message, for it knows the file's label."""
+    """A record that ends the build. `slicing.in_words` makes the message, for it knows the file's label."""
 
     def __init__(self, source: int, begin: int, number: int, reason: Reason) -> None:
         super().__init__(source, begin, number, reason)

@@ -5,6 +5,6 @@ It offers a tokenizer that adds the special tokens of a document, and the traini
 """
 
 from data_prep.tokenizer.document_tokenizer import DocumentTokenizer, load_tokenizer, tokenizer_of
-from data_prep.tokenizer.train import NOTE, SMALLEST, train_tokenizer
+from data_prep.tokenizer.train import NOTE, train_tokenizer
 
-__all__ = ["NOTE", "SMALLEST", "DocumentTokenizer", "load_tokenizer", "tokenizer_of", "train_tokenizer"]
+__all__ = ["NOTE", "DocumentTokenizer", "load_tokenizer", "tokenizer_of", "train_tokenizer"]

@@ -8,7 +8,7 @@ each ordinary token with the mask rate; 80 % of the selected tokens become the m
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,19 +94,19 @@ class Kind:
 
     causal: bool  # whether the attention mask is causal
     masks: bool  # whether it hides tokens, at the phase's mask rate
-    labels: Callable[[Row, float, Vocabulary, np.random.Generator], LabelledRow]
+    labels: Callable[[Row, float, Vocabulary, Callable[[], np.random.Generator]], LabelledRow]
 
 
 # By the names that a recipe may give as phases[].objective.
 OBJECTIVES = {
     "clm": Kind(causal=True, masks=False, labels=lambda row, *_: clm_labels(row)),
-    "mlm": Kind(causal=False, masks=True, labels=mlm_labels),
+    "mlm": Kind(causal=False, masks=True, labels=lambda row, rate, ids, rng: mlm_labels(row, rate, ids, rng())),
 }
 
 
 def label(row: Row, objective: Objective, vocabulary: Vocabulary, position: int) -> LabelledRow:
     """Returns the row at `position` of its stream, labelled for `objective`."""
-    rng = generator(objective.seed, objective.label, position)
+    rng = partial(generator, objective.seed, objective.label, position)  # made by the objectives that draw
     labelled = OBJECTIVES[objective.kind].labels(row, objective.mask_rate, vocabulary, rng)
     if not objective.dropout:
         return labelled

@@ -17,7 +17,7 @@ from data_prep.rows import is_url
 from pipeline.data import OBJECTIVES
 from pipeline.model import BACKENDS
 
-ONE_SOURCE = "give either init (a folder or hub name) or config (ModernBertConfig fields for random weights)"
+ONE_SOURCE = "give either init (a folder or hub name) or config (fields of the model's config, for random weights)"
 
 
 def _number(value: Any) -> Any:
@@ -92,7 +92,7 @@ class Strict(BaseModel):
 class Model(Strict):
     init: str | None = None  # folder or hub name; null: random weights from `config`
     revision: str | None = None
-    config: dict[str, Any] | None = None  # ModernBertConfig fields, when init is null
+    config: dict[str, Any] | None = None  # fields of ModernBertConfig, or of model_type's, when init is null
     attention: Annotated[str, AfterValidator(_one_of(("auto", *BACKENDS)))] = "auto"
     vocab_multiple: Count | None = None  # pad the vocabulary to a multiple while training; the export undoes it
     dropout: bool = False  # train with the config's embedding_dropout and mlp_dropout; false refuses rates above 0

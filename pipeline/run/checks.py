@@ -48,8 +48,6 @@ def compatible(everything: list[Rows]) -> Vocabulary:
 
 def check_tokenizer(rows: TokenizerInfo, folder: Path, whose: str, name: str) -> None:
     """Failure where `folder` holds another tokenizer than the rows'. `name` is what --tokenizer would be given."""
-    if not (folder / "tokenizer.json").is_file():
-        return
     found = tokenizer_digest(folder)
     if found != rows.digest:
         raise Failure(

@@ -98,7 +98,8 @@ def _encoder(
     else:
         folder = local_folder(recipe.model.init, recipe.model.revision)
         encoder = Encoder.from_pretrained(folder, recipe.model.attention, vocab_multiple=multiple)
-        check_tokenizer(tokenizer, folder, recipe.model.init, recipe.model.init)
+        if (folder / "tokenizer.json").is_file():
+            check_tokenizer(tokenizer, folder, recipe.model.init, recipe.model.init)
         name = None if Path(recipe.model.init).is_dir() else recipe.model.init
         init = {"name": name, "revision": recipe.model.revision, "weights_digest": _digest(folder / WEIGHTS)}
     check_fit(recipe, everything, encoder.config)

@@ -66,7 +66,7 @@ def test_stopped_and_resumed_equals_uninterrupted(recipe: Write, tmp_path: Path)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train(1, tmp_path / "log", recipe(), "--run-dir", whole)
     stopped.mkdir()
-    stops = 0
+    stops = resumed = 0
     for _ in range(20):
         running = start(1, tmp_path / "log", recipe(), "--run-dir", stopped)
         while running.processes[0].is_alive() and not (stopped / "environment.json").exists():
@@ -80,12 +80,14 @@ def test_stopped_and_resumed_equals_uninterrupted(recipe: Write, tmp_path: Path)
             running.processes[0].join(0.01)
         [result] = running.wait()
         assert result.code in (0, 75), result.err
+        resumed += " goes on at step " in result.out
         if result.code == 0:
             break
         stops += 1
         assert "stopped early" in result.out
     assert stops >= 2
     assert result.code == 0
+    assert resumed >= 1
     for phase in ("clm", "mlm_decay"):
         assert metrics(whole, phase) == metrics(stopped, phase)
         assert lines(whole / phase / "rows.jsonl") == lines(stopped / phase / "rows.jsonl")

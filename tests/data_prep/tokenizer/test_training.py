@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from data_prep.tokenizer import SMALLEST
-from evaluation.demo import documents
+from data_prep.tokenizer.train import SMALLEST
+from evaluation.demo.corpus import documents
 from tests.data_prep.data_prep_helpers import Result, pieces, write_jsonl
 
 Cli = Callable[..., Result]

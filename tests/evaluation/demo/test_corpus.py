@@ -11,7 +11,7 @@ import zstandard
 
 from command_line import run
 from evaluation.__main__ import main
-from evaluation.demo import documents
+from evaluation.demo.corpus import documents
 from evaluation.demo.medical_facts import SPECIALTIES, diseases, symptoms
 
 
