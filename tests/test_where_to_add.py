@@ -126,7 +126,7 @@ def test_a_back_end_an_objective_and_a_family(copy: Path) -> None:
         "from pipeline.model.families import mine\n",
     )
     insert(model / "families" / "__init__.py", '    "modernbert": ', '    "bert": mine.FAMILY,\n')
-    python(copy, "-c", USE)
+    assert python(copy, "-c", USE) == ""
 
 
 def test_an_input_format(copy: Path, tokenizer: Path, tmp_path: Path) -> None:

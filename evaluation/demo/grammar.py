@@ -5,6 +5,7 @@ A template asks for an article after a colon, by its simplest form: {lab:a} in E
 """
 
 import re
+from abc import ABC, abstractmethod
 
 ARTICLES = {  # masculine, feminine, plural; before a vowel in the singular, if it differs
     "le": ("le ", "la ", "les ", "l'"),
@@ -21,7 +22,7 @@ class Either(int):
         return words.split("/")[not self]
 
 
-class Noun:
+class Noun(ABC):
     """A noun of `medical_facts`, with its gender in French: "f fièvre"."""
 
     def __init__(self, text: str) -> None:
@@ -31,8 +32,9 @@ class Noun:
     def __format__(self, article: str) -> str:
         return (self.article(article) if article else "") + self.word
 
+    @abstractmethod
     def article(self, form: str) -> str:
-        raise NotImplementedError
+        """The article of this noun, with its space, for a template's `form`."""
 
 
 class EnglishNoun(Noun):
